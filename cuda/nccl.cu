@@ -1,7 +1,19 @@
 // Memory of devices between ranks by NCCL, on the stream of the ops: nothing blocks but that.
+//
+// A call of NCCL that hangs cannot be given up, and while the host waits for work of a device it asks for no error: two
+// threads see to both, and end the job with a message.
 #include <algorithm>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
 
+#include "base/text.h"
+#include "comm/watch.h"
 #include "library.h"
 #include "machine.cuh"
 #include "nccl.h"
@@ -28,6 +40,7 @@ struct Functions {
 #define X(name) decltype(&nccl##name) name;
   PARE_NCCL(X)
 #undef X
+  decltype(&ncclGetLastError) GetLastError;  // null before 2.13
 } functions{};
 
 const Functions& nccl() {
@@ -35,6 +48,7 @@ const Functions& nccl() {
     Functions f{};
 #ifdef CUEMU
 #define X(name) f.name = nccl##name;
+    f.GetLastError = ncclGetLastError;
 #else
     const Library library{"libnccl.so.2", "libnccl.so"};
     if (!library)
@@ -45,6 +59,7 @@ const Functions& nccl() {
 #define X(name)                       \
   library.find(f.name, "nccl" #name); \
   if (!f.name) fail("the NCCL that was found has no nccl" #name ": version 2.10 or later is needed");
+    library.find(f.GetLastError, "ncclGetLastError");
 #endif
     PARE_NCCL(X)
 #undef X
@@ -73,20 +88,51 @@ int agreed_version(Comm& comm) {
   return version;
 }
 
+// Calls f() every 50 ms in a thread of its own, as long as it lives.
+class Beside {
+ public:
+  template <class F>
+  explicit Beside(F f) {
+    thread_ = std::jthread([f](const std::stop_token& stop) {
+      std::mutex mutex;
+      std::condition_variable_any wake;
+      std::unique_lock lock(mutex);
+      while (!wake.wait_for(lock, stop, std::chrono::milliseconds(50), [&] { return stop.stop_requested(); })) f();
+    });
+  }
+
+ private:
+  std::jthread thread_;
+};
+
 class ByNccl final : public Comm::Link {
  public:
-  explicit ByNccl(Comm& comm) : rank_(comm.rank()), ranks_(comm.ranks()), version_(agreed_version(comm)) {
+  explicit ByNccl(Comm& comm) : comm_(comm), rank_(comm.rank()), ranks_(comm.ranks()), version_(agreed_version(comm)) {
+    const char* const before = comm.doing.exchange("connecting by NCCL");
+    const double limit = 2 * silence_limit();
+    const Beside limited([this, limit, start = WatchClock::now()] {
+      if (seconds_since(start) > limit)
+        end_job(cat(name(), " has not connected the ranks for ", static_cast<int>(limit),
+                    " s; NCCL_DEBUG=INFO in the environment says how far it is, NCCL_SOCKET_IFNAME chooses another "
+                    "network, and trainer.comm=host goes without it"));
+    });
     ncclUniqueId id{};
     if (comm.first()) check(nccl().GetUniqueId(&id), "ncclGetUniqueId");
     const std::string all = comm.broadcast({id.internal, sizeof id.internal});
     std::copy(all.begin(), all.end(), id.internal);
     check(nccl().CommInitRank(&nccl_, ranks_, id, rank_), "ncclCommInitRank");
+    watcher_.emplace([this] { look_for_errors(); });
     try_out();
+    comm.doing = before;
   }
   ~ByNccl() override {
+    watcher_.reset();
     if (!nccl_) return;
     // What ends in order waits for all ranks, which may never come.
-    broken_ || std::uncaught_exceptions() > 0 ? nccl().CommAbort(nccl_) : nccl().CommDestroy(nccl_);
+    if (broken_ || std::uncaught_exceptions() > 0)
+      nccl().CommAbort(nccl_);
+    else
+      end_in_order();
   }
 
   std::string name() const override { return cat("NCCL ", version_text(version_)); }
@@ -124,11 +170,60 @@ class ByNccl final : public Comm::Link {
   }
 
  private:
+  std::string in_words(ncclResult_t result, const char* what) const {
+    const std::string words = nccl().GetLastError ? nccl().GetLastError(nccl_) : "";
+    return cat("NCCL ", version_text(version_), ", ", what, ": ", nccl().GetErrorString(result),
+               words.empty() ? "" : cat(" (", printable(words), ")"), "; NCCL_DEBUG=INFO in the environment says more");
+  }
   void check(ncclResult_t result, const char* what) {
     if (result == ncclSuccess) return;
+    const std::lock_guard lock(speaks_);
     broken_ = true;
-    throw Error(Exit::failed, cat("NCCL ", version_text(version_), ", ", what, ": ", nccl().GetErrorString(result),
-                                  "; NCCL_DEBUG=INFO in the environment says more"));
+    throw Error(Exit::failed, in_words(result, what));
+  }
+
+  // In a thread of its own.
+  void look_for_errors() {
+    ncclResult_t found = ncclSuccess;
+    const ncclResult_t asked = nccl().CommGetAsyncError(nccl_, &found);
+    if (asked != ncclSuccess || found != ncclSuccess)
+      end_job(in_words(asked != ncclSuccess ? asked : found, "the work between ranks"));
+  }
+  // Whoever starts the ranks names one that died, which is why the others find errors: it comes first.  Then rank 0.
+  void end_job(const std::string& why) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(rank_ == 0 ? 1000 : 2000));
+    const std::lock_guard lock(speaks_);  // the host, if it finds the error now, waits
+    if (broken_) return;
+    std::fprintf(stderr, "pare: rank %d: %s; it was in step %lld, at %s\n", rank_, why.c_str(),
+                 static_cast<long long>(comm_.step), comm_.doing.load());
+    comm_.abort(static_cast<int>(Exit::failed));
+  }
+
+  // All work is done: if the end hangs, the run is finished all the same.
+  void end_in_order() {
+    comm_.doing = "ending NCCL";
+    struct End {
+      std::mutex mutex;
+      std::condition_variable wake;
+      bool done = false;
+      ncclResult_t result = ncclSuccess;
+    };
+    const auto end = std::make_shared<End>();
+    std::thread([end, nccl = nccl_] {
+      const ncclResult_t result = pare::PARE_CUDA::nccl().CommDestroy(nccl);
+      const std::lock_guard lock(end->mutex);
+      end->done = true, end->result = result;
+      end->wake.notify_all();
+    }).detach();
+    std::unique_lock lock(end->mutex);
+    const int limit = std::max(1, static_cast<int>(silence_limit() / 6));
+    const bool done = end->wake.wait_for(lock, std::chrono::seconds(limit), [&] { return end->done; });
+    comm_.hangs = comm_.hangs || !done;
+    if (!done)
+      std::fprintf(stderr, "pare: rank %d: ncclCommDestroy has not returned for %d s; the rank ends without it\n",
+                   rank_, limit);
+    else if (end->result != ncclSuccess)
+      std::fprintf(stderr, "pare: rank %d: %s\n", rank_, in_words(end->result, "ncclCommDestroy").c_str());
   }
 
   // The first words between all ranks: NCCL connects them, and takes memory for that, when they first talk.
@@ -155,9 +250,12 @@ class ByNccl final : public Comm::Link {
     if (!right) throw Error(Exit::failed, cat(name(), ": the first words of the other ranks are not what they sent"));
   }
 
+  Comm& comm_;
   const int rank_, ranks_, version_;
   ncclComm_t nccl_ = nullptr;
-  bool broken_ = false;
+  std::mutex speaks_;    // held by whoever tells of an error
+  bool broken_ = false;  // the host does
+  std::optional<Beside> watcher_;
 };
 
 }  // namespace

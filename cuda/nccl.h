@@ -26,12 +26,13 @@ typedef struct ncclComm* ncclComm_t;
 
 ncclResult_t ncclGetVersion(int* version);  // 22105: 2.21.5
 const char* ncclGetErrorString(ncclResult_t);
+const char* ncclGetLastError(ncclComm_t);  // since 2.13: the last error of the process in words; the argument is unused
 ncclResult_t ncclGetUniqueId(ncclUniqueId*);  // on one rank; the others are told it
 // All ranks of the id call it, each with its device set.
 ncclResult_t ncclCommInitRank(ncclComm_t*, int ranks, ncclUniqueId, int rank);
-ncclResult_t ncclCommDestroy(ncclComm_t);
-ncclResult_t ncclCommAbort(ncclComm_t);
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t*);
+ncclResult_t ncclCommDestroy(ncclComm_t);  // may wait for the other ranks of the machine to call it
+ncclResult_t ncclCommAbort(ncclComm_t);    // waits for nobody; the others go on waiting for this rank
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t*);  // from any thread
 // Calls between these are one: none of them waits for another.
 ncclResult_t ncclGroupStart();
 ncclResult_t ncclGroupEnd();

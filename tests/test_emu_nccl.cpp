@@ -1,8 +1,10 @@
 // The emulator's NCCL, by processes that are its ranks: what it moves and adds, and that each mistake shows.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
 #include <numeric>
 #include <vector>
@@ -34,10 +36,11 @@ class NcclRank {
       report += cudaGetErrorString(e);
     return x;
   }
-  // The result of a call, if it is none.
+  // What is wrong with a call.
   void said(ncclResult_t r) {
-    if (r) report += ncclGetErrorString(r);
+    if (r) report += ncclGetLastError(comm);
   }
+  void destroy() { said(ncclCommDestroy(std::exchange(comm, nullptr))); }
   void send(const void* p, size_t n, int to) { said(ncclSend(p, n, ncclFloat32, to, comm, nullptr)); }
   void receive(void* p, size_t n, int from) { said(ncclRecv(p, n, ncclFloat32, from, comm, nullptr)); }
   void reduce(const void* x, void* y, size_t n, int root, ncclDataType_t type = ncclFloat32) {
@@ -62,7 +65,7 @@ std::vector<std::string> reports(int ranks, const std::function<void(NcclRank&)>
     if (child == 0) {
       NcclRank rank(r, ranks, id, one_device ? 0 : r);
       if (rank.comm) f(rank);
-      if (rank.comm) ncclCommDestroy(rank.comm);
+      if (rank.comm) rank.destroy();
       const bool written = write(ends[1], rank.report.data(), rank.report.size()) == std::ssize(rank.report);
       _exit(written ? 0 : 1);
     }
@@ -140,7 +143,7 @@ TEST(Emu, NcclMismatchShows) {
       r.get(memory, 1);
       ncclResult_t state = ncclSuccess;
       ncclCommGetAsyncError(r.comm, &state);
-      if (state && r.report.find("NCCL: group ") == std::string::npos) r.report += ncclGetErrorString(state);
+      if (state && r.report.find("NCCL: group ") == std::string::npos) r.report += ncclGetLastError(r.comm);
     });
     for (size_t i = 0; i < all.size(); i++)
       EXPECT_NE(all[i].find(expected[i]), std::string::npos) << all[i] << "\nexpected " << expected[i];
@@ -228,6 +231,24 @@ TEST(EmuNccl, WhatIsAbortedWaitsForNobody) {
     ncclCommAbort(r.comm), r.comm = nullptr;
     if (r.get(p, 1)[0] != 1) r.report += "it was received";
   }));
+}
+
+// Neither rank returns from it before the other has called it.
+TEST(EmuNccl, DestroyIsACollective) {
+  auto* const late = static_cast<std::atomic<bool>*>(
+      mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  expect_none(reports(2, [&](NcclRank& r) {
+    if (r.rank == 1) usleep(100'000), late->store(true);
+    r.destroy();
+    if (!late->load()) r.report += "it did not wait";
+  }));
+  munmap(late, sizeof *late);
+  // A rank that is in a group all the same.
+  const std::vector<std::string> all = reports(2, [](NcclRank& r) {
+    float* const p = r.put({1});
+    if (r.rank == 0) r.receive(p, 1, 1), r.get(p, 1);
+  });
+  EXPECT_EQ(all[1], "ncclCommDestroy: rank 0 does not call it");
 }
 
 }  // namespace

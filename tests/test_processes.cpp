@@ -145,6 +145,64 @@ TEST_F(Processes, MoreRanksThanDevicesAreRefused) {
   EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
 }
 
+// ---- NCCL, by its stand-in
+
+class Nccl : public Processes {
+ protected:
+  void SetUp() override {
+    Processes::SetUp();
+    program_ = program_path().parent_path() / "emu/pare";
+    if (!fs::exists(program_)) GTEST_SKIP() << program_ << " is not built: run `make emu`";
+  }
+  const Overrides keys_ = {"trainer.device=emu",  "data.max_response_length=6", "data.train_batch_size=2",
+                           "trainer.test_freq=0", "trainer.comm=nccl",          "trainer.total_training_steps=1"};
+};
+
+// The network fails while all hosts wait for their devices.
+TEST_F(Nccl, AnErrorIsToldWhileTheHostWaits) {
+  for (const int rank : {0, 1}) {
+    fs::remove_all(at("run"));
+    const Outcome o = job(2, "run", keys_, {cat("CUEMU_NCCL_FAULT=", rank, ":4")});
+    EXPECT_EQ(o.code, 1);
+    EXPECT_TRUE(
+        std::regex_search(o.err, std::regex(cat("^pare: rank ", rank,
+                                                ": NCCL 2.21.5, the work between ranks: unhandled system error \\(the "
+                                                "network of rank ",
+                                                rank,
+                                                " failed\\); NCCL_DEBUG=INFO in the environment says more; it "
+                                                "was in step [0-9]+, at [a-z_]+\n$"))))
+        << o.err;
+  }
+}
+
+// A rank that never calls ncclCommInitRank.
+TEST_F(Nccl, ConnectingHasALimit) {
+  const Outcome o = job(2, "run", keys_, {"CUEMU_NCCL_FAULT=1:init", "PARE_SILENCE=1"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_EQ(o.err.find("pare: rank 0: NCCL 2.21.5 has not connected the ranks for 2 s; "), 0) << o.err;
+  EXPECT_NE(o.err.find("; it was in step 0, at connecting by NCCL"), std::string::npos) << o.err;
+}
+
+// The run is complete, and its exit code says so.
+TEST_F(Nccl, ADestroyThatHangsIsNoFailure) {
+  ASSERT_EQ(job(2, "whole", keys_).code, 0);
+  const Outcome o = job(2, "run", keys_, {"CUEMU_NCCL_FAULT=1:destroy", "PARE_SILENCE=6"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  for (const int rank : {0, 1})
+    EXPECT_NE(o.err.find(cat("rank ", rank, ": ncclCommDestroy has not returned for 1 s; the rank ends without it\n")),
+              std::string::npos)
+        << o.err;
+  expect_same("whole", "run", 1);
+}
+
+// Work with the others never ends, and NCCL has an error; but the launcher knows what has happened.
+TEST_F(Nccl, KilledRankIsNamed) {
+  const Outcome o = struck(2, keys_ + kEndless, {}, [&] { kill(processes().at("pare rank 1"), SIGKILL); });
+  EXPECT_EQ(o.code, 1);
+  expect_named(o, "rank 1", "was ended by signal 9 \\(Killed\\), which the kernel sends if memory runs out");
+  EXPECT_TRUE(processes().empty()) << "nothing is left running";
+}
+
 TEST_F(Processes, KilledRankIsNamed) {
   for (const int rank : {0, 1}) {
     fs::remove_all(at("run"));

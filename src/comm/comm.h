@@ -58,7 +58,8 @@ class Comm {
   std::atomic<uint64_t> calls = 0;
   std::atomic<int64_t> step = 0;
   std::atomic<double> timeout = 600;
-  double waited = 0;  // seconds, in exchange()
+  double waited = 0;   // seconds, in exchange()
+  bool hangs = false;  // a thread is in a call of a library that does not return: the process ends by _exit()
 
   // Made of the above.
   bool first() const { return rank() == 0; }

@@ -7,7 +7,13 @@
 // Sums go around the ring as NCCL's do: the part of a root is begun by the rank behind it and ended by the root, each
 // sum rounded to the type.
 //
-// A device gets on while its host waits for other ranks, which here it does when it is asked for errors.
+// A device gets on while its host waits for other ranks, which here it does when the thread that made the communicator
+// asks for errors.  Other threads are told only what NCCL itself would report.  A rank that dies is no mistake of a
+// call: as with NCCL, work that it does not answer never ends, and an asynchronous error tells of it.
+//
+// Variables of the environment make what a test needs:
+//   CUEMU_NCCL_FAULT=1:7  the network of rank 1 fails in its group 7, which never ends; 1:init, 1:destroy: that call
+//                         of rank 1 never returns
 #include "nccl.h"
 
 #include <fcntl.h>
@@ -18,8 +24,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <thread>
 
 #include "base/half.h"
 #include "check.h"
@@ -57,22 +65,39 @@ struct Group {
 };
 int g_depth = 0;
 std::vector<Group> g_groups;  // of the group that is open, by communicator
-string g_refused;             // why the last call was
+string g_last_error;          // in words
 
 ncclResult_t refuse(ncclResult_t result, const string& why) {
-  g_refused = why;
+  g_last_error = why;
   return result;
+}
+
+// Is this the place at which CUEMU_NCCL_FAULT wants a fault of this rank?
+bool fails_at(int rank, const string& place) {
+  const char* const fault = std::getenv("CUEMU_NCCL_FAULT");
+  return fault && fault == std::to_string(rank) + ":" + place;
+}
+[[noreturn]] void hang() {
+  for (;;) pause();
 }
 
 }  // namespace
 }  // namespace cuemu
 
 struct ncclComm {
-  int rank, ranks;
+  ncclComm(int rank, int ranks) : rank(rank), ranks(ranks), sockets(static_cast<size_t>(ranks), -1) {}
+  const int rank, ranks;
   std::vector<int> sockets;  // by rank; -1: its own
+  std::thread::id owner = std::this_thread::get_id();
   int64_t groups = 0;
-  ncclResult_t state = ncclSuccess;
-  void leave() {
+  ncclResult_t state = ncclSuccess;                 // of the calls, as only the stand-in knows it
+  std::atomic<ncclResult_t> network = ncclSuccess;  // as NCCL's own threads report it
+  // Others learn that nothing more comes.  The sockets stay open, by which they know that this rank lives.
+  void leave() const {
+    for (const int s : sockets)
+      if (s >= 0) shutdown(s, SHUT_WR);
+  }
+  void close_all() {
     for (int& s : sockets)
       if (s >= 0) close(std::exchange(s, -1));
   }
@@ -81,9 +106,19 @@ struct ncclComm {
 namespace cuemu {
 namespace {
 
-struct Gone {
+struct Gone {  // has left in order, or after a mistake
   int rank;
 };
+struct Dead {
+  int rank;
+};
+constexpr uint64_t kBye = ~uint64_t{0};  // in place of the number of calls: the rank destroys its communicator
+
+// Was the other end of a socket from which nothing more comes closed by the end of its process?
+bool is_closed(int socket) {
+  pollfd p{socket, 0, 0};
+  return poll(&p, 1, 0) > 0 && (p.revents & POLLHUP);
+}
 
 // Bytes to a rank and from it, at the same time as those of others.
 struct Talk {
@@ -105,7 +140,9 @@ void talk(const ncclComm& comm, std::vector<Talk> all) {
     for (Talk& t : all) {
       const int s = comm.sockets[static_cast<size_t>(t.rank)];
       const auto moved = [&](ssize_t n, size_t& left) {
-        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) throw Gone{t.rank};
+        const bool ended = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+        if (ended && is_closed(s)) throw Dead{t.rank};
+        if (ended) throw Gone{t.rank};
         left -= static_cast<size_t>(std::max<ssize_t>(n, 0));
         return std::max<ssize_t>(n, 0);
       };
@@ -177,13 +214,26 @@ void add(char* sum, const char* term, const Call& c) {
     }
 }
 
+// The work of a device that never ends.  The host, which waits for it, is not told: a thread of NCCL finds the reason.
+[[noreturn]] void stand_still(ncclComm& comm, ncclResult_t reason, const string& why) {
+  std::thread([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    g_last_error = why;
+    comm.network = reason;
+  }).detach();
+  hang();
+}
+
 void run(ncclComm& comm, const std::vector<Call>& calls) {
   if (g_error || comm.state) return;
   comm.groups++;
+  if (fails_at(comm.rank, std::to_string(comm.groups)))
+    stand_still(comm, ncclSystemError, "the network of rank " + std::to_string(comm.rank) + " failed");
   const auto fails = [&](ncclResult_t state, const string& what) {
     comm.state = state;
     comm.leave();
-    set_failed("NCCL: group " + std::to_string(comm.groups) + " of rank " + std::to_string(comm.rank) + ": " + what);
+    g_last_error = "NCCL: group " + std::to_string(comm.groups) + " of rank " + std::to_string(comm.rank) + ": " + what;
+    set_failed(g_last_error);
   };
   std::vector<Plan> plans;
   for (int q = 0; q < comm.ranks; q++) {
@@ -203,6 +253,7 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
     talk(comm, std::exchange(talks, {}));
     for (size_t i = 0; i < plans.size(); i++) {
       Plan& p = plans[i];
+      if (sizes[2 * i + 1] == kBye) throw Gone{p.rank};
       p.other.resize(sizes[2 * i + 1]);
       talks.push_back({p.rank, reinterpret_cast<const char*>(p.own.data()), p.own.size() * sizeof(Words),
                        reinterpret_cast<char*>(p.other.data()), p.other.size() * sizeof(Words)});
@@ -262,6 +313,8 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
         if (p.rank == gone.rank)
           what += (c.kind == kSend ? " receive " : c.kind == kReceive ? " send " : " add ") + c.of();
     fails(ncclRemoteError, what);
+  } catch (const Dead& dead) {
+    stand_still(comm, ncclRemoteError, "rank " + std::to_string(dead.rank) + " has died");
   }
 }
 
@@ -316,17 +369,21 @@ const char* ncclGetErrorString(ncclResult_t result) {
   switch (result) {
     case ncclSuccess:
       return "no error";
-    case ncclInvalidArgument:
-    case ncclInvalidUsage:
-      return cuemu::g_error ? cuemu::last_report().c_str() : cuemu::g_refused.c_str();
-    case ncclRemoteError:
-      return cuemu::last_report().c_str();
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error";
     case ncclSystemError:
       return "unhandled system error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
     default:
       return "unknown error";
   }
 }
+const char* ncclGetLastError(ncclComm_t) { return cuemu::g_last_error.c_str(); }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   unsigned char bytes[16];
@@ -342,8 +399,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
   if (rank < 0 || rank >= ranks)
     return cuemu::refuse(ncclInvalidArgument,
                          "ncclCommInitRank: rank " + std::to_string(rank) + " of " + std::to_string(ranks));
-  auto made = std::make_unique<ncclComm>(ncclComm{.rank = rank, .ranks = ranks, .sockets = {}});
-  made->sockets.assign(static_cast<size_t>(ranks), -1);
+  if (cuemu::fails_at(rank, "init")) cuemu::hang();
+  auto made = std::make_unique<ncclComm>(rank, ranks);
   Hello own{rank, ranks, 0};
   cudaGetDevice(&own.device);
   socklen_t bytes = 0;
@@ -374,33 +431,59 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
   for (size_t a = 0; a < all.size() && fine; a++)
     for (size_t b = 0; b < a; b++)
       if (all[a].ranks != ranks || all[a].device == all[b].device) {
-        made->leave();
+        made->close_all();
         return cuemu::refuse(ncclInvalidUsage, "ncclCommInitRank: ranks " + std::to_string(b) + " and " +
                                                    std::to_string(a) + " are on device " +
                                                    std::to_string(all[b].device) + ", or count other ranks");
       }
   if (!fine) {
-    made->leave();
+    made->close_all();
     return ncclSystemError;
   }
   *comm = made.release();
   return ncclSuccess;
 }
 
+// All ranks meet.
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  using cuemu::kBye;
+  if (cuemu::fails_at(comm->rank, "destroy")) cuemu::hang();
   cuemu::finish_all();
-  comm->leave();
+  if (comm->state) return ncclCommAbort(comm);
+  std::vector<uint64_t> words(comm->sockets.size());
+  std::vector<cuemu::Talk> talks;
+  for (int q = 0; q < comm->ranks; q++)
+    if (q != comm->rank)
+      talks.push_back({q, reinterpret_cast<const char*>(&kBye), sizeof kBye,
+                       reinterpret_cast<char*>(&words[static_cast<size_t>(q)]), sizeof kBye});
+  const auto missing = [](int rank) {
+    return cuemu::refuse(ncclRemoteError, "ncclCommDestroy: rank " + std::to_string(rank) + " does not call it");
+  };
+  try {
+    cuemu::talk(*comm, std::move(talks));
+  } catch (const cuemu::Gone& gone) {
+    return missing(gone.rank);
+  } catch (const cuemu::Dead& dead) {
+    return missing(dead.rank);
+  }
+  for (int q = 0; q < comm->ranks; q++)
+    if (q != comm->rank && words[static_cast<size_t>(q)] != kBye) return missing(q);
+  comm->close_all();
   delete comm;
   return ncclSuccess;
 }
-// What is queued does nothing any more.
+// What is queued does nothing any more.  The sockets stay open: the others notice nothing.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   comm->state = ncclInvalidUsage;
-  return ncclCommDestroy(comm);
+  cuemu::finish_all();
+  delete comm;
+  return ncclSuccess;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
+  *result = comm->network;
+  if (comm->owner != std::this_thread::get_id()) return ncclSuccess;
   cuemu::finish_all();
-  *result = comm->state;
+  *result = comm->state ? comm->state : comm->network.load();
   return ncclSuccess;
 }
 
