@@ -43,12 +43,22 @@ struct Functions {
   decltype(&ncclGetLastError) GetLastError;  // null before 2.13
 } functions{};
 
+#ifdef CUEMU
+struct StandIn {
+  template <class F>
+  void find(F& function, const char* name) const {
+    function = reinterpret_cast<F>(cuemu_nccl_symbol(name));
+  }
+};
+#endif
+
 const Functions& nccl() {
   if (!functions.Reduce) {
     Functions f{};
+    // A site may have set otherwise; then calls would return before they are done.
+    setenv("NCCL_COMM_BLOCKING", "1", 1);
 #ifdef CUEMU
-#define X(name) f.name = nccl##name;
-    f.GetLastError = ncclGetLastError;
+    const StandIn library;
 #else
     const Library library{"libnccl.so.2", "libnccl.so"};
     if (!library)
@@ -56,11 +66,11 @@ const Functions& nccl() {
            library.why_not(),
            "): name its folder in LD_LIBRARY_PATH, often nvidia/nccl/lib of Python's packages; or install it, libnccl2 "
            "of NVIDIA's packages; or set trainer.comm=host, which goes through the host's memory and takes longer");
+#endif
+    library.find(f.GetLastError, "ncclGetLastError");
 #define X(name)                       \
   library.find(f.name, "nccl" #name); \
   if (!f.name) fail("the NCCL that was found has no nccl" #name ": version 2.10 or later is needed");
-    library.find(f.GetLastError, "ncclGetLastError");
-#endif
     PARE_NCCL(X)
 #undef X
     functions = f;
@@ -88,6 +98,12 @@ int agreed_version(Comm& comm) {
   return version;
 }
 
+int64_t free_memory() {
+  size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "memory of the device");
+  return static_cast<int64_t>(free);
+}
+
 // Calls f() every 50 ms in a thread of its own, as long as it lives.
 class Beside {
  public:
@@ -109,6 +125,7 @@ class ByNccl final : public Comm::Link {
  public:
   explicit ByNccl(Comm& comm) : comm_(comm), rank_(comm.rank()), ranks_(comm.ranks()), version_(agreed_version(comm)) {
     const char* const before = comm.doing.exchange("connecting by NCCL");
+    const int64_t free_before = free_memory();
     const double limit = 2 * silence_limit();
     const Beside limited([this, limit, start = WatchClock::now()] {
       if (seconds_since(start) > limit)
@@ -123,6 +140,7 @@ class ByNccl final : public Comm::Link {
     check(nccl().CommInitRank(&nccl_, ranks_, id, rank_), "ncclCommInitRank");
     watcher_.emplace([this] { look_for_errors(); });
     try_out();
+    memory_ = std::max<int64_t>(0, free_before - free_memory());
     comm.doing = before;
   }
   ~ByNccl() override {
@@ -136,6 +154,7 @@ class ByNccl final : public Comm::Link {
   }
 
   std::string name() const override { return cat("NCCL ", version_text(version_)); }
+  int64_t memory() const override { return memory_; }
 
   void exchange(std::span<const Comm::Piece> out, std::span<const Comm::Piece> in, void* stream) override {
     check(nccl().GroupStart(), "ncclGroupStart");
@@ -253,6 +272,7 @@ class ByNccl final : public Comm::Link {
   Comm& comm_;
   const int rank_, ranks_, version_;
   ncclComm_t nccl_ = nullptr;
+  int64_t memory_ = 0;
   std::mutex speaks_;    // held by whoever tells of an error
   bool broken_ = false;  // the host does
   std::optional<Beside> watcher_;

@@ -42,4 +42,5 @@ ncclResult_t ncclRecv(void*, size_t count, ncclDataType_t, int from, ncclComm_t,
 // `to`: of the root alone; it may be `from`.
 ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t, ncclRedOp_t, int root, ncclComm_t,
                         cudaStream_t);
+void* cuemu_nccl_symbol(const char* name);  // of the stand-in, as dlsym finds those of the library
 }

@@ -58,7 +58,8 @@ struct LearnerOptions {
   Truncation truncation = {};  // of the sampler: the policy is its distribution over what is kept
   // Most ids of a token in Member::kept_ids; 0: none, as the logits are the sampler's and Truncate finds them.
   int64_t kept_ids = 0;
-  bool hashes = false;  // accumulate() hashes the logits of every loss row (HashRuns::each)
+  bool hashes = false;      // accumulate() hashes the logits of every loss row (HashRuns::each)
+  int64_t piece = 1 << 24;  // elements of a gradient that travel between all ranks at a time
 };
 
 struct AdamWOptions {

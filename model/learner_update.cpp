@@ -22,15 +22,15 @@ void Learner::begin_update() {
 }
 
 // Calls f(first, counts, piece) for pieces of the parts of all ranks, as many for each: elements [first[r], first[r] +
-// counts[r]) of the flat gradient are rank r's, and elements from `piece` on of its part.  A piece of all ranks is at
-// most 64 MiB, and begins at a multiple of 16 bytes for any number of ranks: NCCL copies others byte by byte.
+// counts[r]) of the flat gradient are rank r's, and elements from `piece` on of its part.  A piece of all ranks has at
+// most options_.piece elements, and begins at a multiple of 16 bytes for any number of ranks: NCCL copies others byte by byte.
 template <class F>
 void Learner::for_pieces(F f) {
   const std::vector<int64_t>& cuts = trained_.cuts;
   const auto ranks = static_cast<int64_t>(model_.device.comm.ranks());
   int64_t longest = 0;
   for (int64_t r = 0; r < ranks; r++) longest = std::max(longest, cuts[r + 1] - cuts[r]);
-  const int64_t most = (1 << 24) / ranks / 1024 * 1024;
+  const int64_t most = options_.piece / ranks / 1024 * 1024;
   std::vector<int64_t> first(static_cast<size_t>(ranks)), counts(static_cast<size_t>(ranks));
   for (int64_t at = 0; at < longest; at += most) {
     for (int64_t r = 0; r < ranks; r++) {

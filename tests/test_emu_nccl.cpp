@@ -7,10 +7,13 @@
 #include <atomic>
 #include <functional>
 #include <numeric>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/half.h"
 #include "cuda/emu/include/cuda_runtime.h"
+#include "cuda/emu/include/cuemu.h"
 #include "cuda/nccl.h"
 
 namespace pare::test {
@@ -197,10 +200,15 @@ TEST(Emu, NcclMismatchShows) {
       ", which receives nothing more: each waits for the other to receive, a send and its receive belong in one group";
   expect(2, {first + "0: it sends f32[3] to rank 1" + deadlock, first + "1: it sends f32[3] to rank 0" + deadlock},
          [&](NcclRank& r, float* p) { r.send(p, 3, 1 - r.rank), r.receive(p + 8, 3, 1 - r.rank); });
-  // Nobody sends.
-  expect(2, {first + "0: rank 1 has left, which is expected to send f32[3]", ""}, [&](NcclRank& r, float* p) {
+  // Nobody sends: from the beginning, and later.
+  expect(2, {"ncclGroupEnd: rank 1 has left", ""}, [&](NcclRank& r, float* p) {
     if (r.rank == 0) r.receive(p, 3, 1);
   });
+  expect(2, {"NCCL: group 2 of rank 0: rank 1 has left, which is expected to send f32[3]", ""},
+         [&](NcclRank& r, float* p) {
+           pair(
+               r, [&] { r.receive(p, 2, 1), r.receive(p, 3, 1); }, [&] { r.send(p, 2, 0); });
+         });
   // What is right before a mistake arrives, and nothing after it.
   expect(2, {"NCCL: group 2 of rank 0: ", "NCCL: group 2 of rank 1: "}, [&](NcclRank& r, float* p) {
     pair(
@@ -227,6 +235,8 @@ TEST(Emu, NcclMismatchShows) {
 TEST(EmuNccl, WhatIsAbortedWaitsForNobody) {
   expect_none(reports(2, [](NcclRank& r) {
     float* const p = r.put({1});
+    r.rank == 0 ? r.receive(p, 1, 1) : r.send(p, 1, 0);
+    r.get(p, 1);
     if (r.rank == 0) r.receive(p, 1, 1);
     ncclCommAbort(r.comm), r.comm = nullptr;
     if (r.get(p, 1)[0] != 1) r.report += "it was received";
@@ -249,6 +259,125 @@ TEST(EmuNccl, DestroyIsACollective) {
     if (r.rank == 0) r.receive(p, 1, 1), r.get(p, 1);
   });
   EXPECT_EQ(all[1], "ncclCommDestroy: rank 0 does not call it");
+}
+
+// What is taken: as the ranks connect, for each rank that one talks to, and for sums; all of it comes back.
+TEST(EmuNccl, TakesMemoryWhenRanksFirstMeet) {
+  const auto free_now = [] {
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    return free;
+  };
+  expect_none(reports(3, [&](NcclRank& r) {
+    const size_t begun = free_now();
+    float *const x = r.put({1}), *const y = r.put({2});
+    const auto pair = [&](int a, int b) {
+      if (r.rank == a) r.send(x, 1, b);
+      if (r.rank == b) r.receive(x, 1, a);
+    };
+    std::vector<size_t> free = {free_now()};
+    for (int i = 0; i < 2; i++) {
+      pair(0, 1), free.push_back(free_now());
+      pair(1, 2), free.push_back(free_now());
+      r.reduce(x, y, 1, 0), free.push_back(free_now());
+    }
+    const size_t peer = 3 << 19, sums = 5 << 18;
+    for (size_t i = 1; i < free.size(); i++) {
+      const size_t expected = i == 1 ? (r.rank < 2 ? peer : 0) : i == 2 ? (r.rank > 0 ? peer : 0) : i == 3 ? sums : 0;
+      if (free[i - 1] - free[i] != expected) r.report += "call " + std::to_string(i) + " took another number of bytes";
+    }
+    cudaFree(x), cudaFree(y), r.destroy();
+    if (free_now() != begun + (4 << 20)) r.report += "it keeps some";
+  }));
+}
+
+// As of a program that fills the device before its ranks first talk.
+TEST(Emu, NcclWithoutMemoryShows) {
+  const std::vector<std::string> all = reports(2, [](NcclRank& r) {
+    float* const x = r.put({1});
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    cuemu::settings().device_memory -= free - 1000;
+    r.said(ncclGroupStart());
+    r.rank == 0 ? r.send(x, 1, 1) : r.receive(x, 1, 0);
+    r.said(ncclGroupEnd());
+    ncclCommAbort(std::exchange(r.comm, nullptr));
+  });
+  for (const std::string& report : all) EXPECT_EQ(report, "connecting the ranks: 1572864 bytes of the device");
+}
+
+// The host of rank 0 waits in its first group for that of rank 1, and in its second for nobody.
+TEST(EmuNccl, HostsMeetInTheirFirstGroup) {
+  auto* const late = static_cast<std::atomic<int>*>(
+      mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  expect_none(reports(2, [&](NcclRank& r) {
+    float* const x = r.put({1});
+    for (int i = 1; i <= 2; i++) {
+      if (r.rank == 1) usleep(100'000), late->store(i);
+      r.rank == 0 ? r.send(x, 1, 1) : r.receive(x, 1, 0);
+      if (r.rank == 0 && late->load() != 1) r.report += "it returned at another time";
+    }
+  }));
+  munmap(late, sizeof *late);
+}
+
+// The host of rank 1 waits for rank 0 in another way, here until its end, before it is in the group.
+TEST(Emu, NcclHostThatDoesNotComeShows) {
+  setenv("CUEMU_NCCL_PATIENCE", "1", 1);
+  const std::vector<std::string> all = reports(2, [](NcclRank& r) {
+    float* const x = r.put({1});
+    if (r.rank == 1) sleep(2);
+    r.rank == 0 ? r.send(x, 1, 1) : r.receive(x, 1, 0);
+    ncclCommAbort(std::exchange(r.comm, nullptr));
+  });
+  unsetenv("CUEMU_NCCL_PATIENCE");
+  EXPECT_EQ(all[0], "ncclGroupEnd: rank 1 is in no group with this one, for which NCCL waits as they connect");
+}
+
+// Long pieces that NCCL would move byte by byte, another current device, and a group that is never closed.
+TEST(Emu, NcclMisuseShows) {
+  std::vector<std::string> all = reports(1, [](NcclRank& r) {
+    float* const x = r.put(std::vector<float>(16'400));
+    r.reduce(x + 1, x + 1, 16'383, 0), r.reduce(x + 4, x + 4, 16'384, 0), r.reduce(x + 1, x + 1, 16'384, 0);
+  });
+  EXPECT_EQ(all[0], "ncclReduce of f32[16384]: it begins at no multiple of 16 bytes, and NCCL moves it byte by byte");
+  all = reports(1, [](NcclRank& r) {
+    float* const x = r.put({1});
+    cudaSetDevice(3);
+    r.reduce(x, x, 1, 0);
+  });
+  EXPECT_EQ(all[0], "ncclReduce: the device is 3, the communicator's is 0");
+  all = reports(1, [](NcclRank& r) {
+    ncclGroupStart();
+    r.said(ncclCommDestroy(r.comm));
+    ncclGroupEnd();
+  });
+  EXPECT_EQ(all[0], "ncclCommDestroy: a group is open");
+  EXPECT_EXIT((ncclGroupStart(), std::exit(0)), testing::ExitedWithCode(1),
+              "the program ends within a group of NCCL calls");
+}
+
+// Rank 1 waits for rank 0, which has given up and lives.
+TEST(EmuNccl, AnAbortIsNotNoticed) {
+  expect_none(reports(2, [](NcclRank& r) {
+    float* const x = r.put({1});
+    r.rank == 0 ? r.send(x, 1, 1) : r.receive(x, 1, 0);
+    r.get(x, 1);
+    if (r.rank == 0) {
+      ncclCommAbort(std::exchange(r.comm, nullptr));
+      usleep(400'000);
+      return;
+    }
+    r.receive(x, 1, 0);
+    std::thread([&] {
+      usleep(200'000);
+      ncclResult_t state = ncclSuccess;
+      ncclCommGetAsyncError(r.comm, &state);
+      _exit(state == ncclSuccess ? 0 : 1);
+    }).detach();
+    r.get(x, 1);
+    r.report += "it received something";
+  }));
 }
 
 }  // namespace

@@ -265,6 +265,12 @@ TEST_F(PlanAnswers, OfRanks) {
   const Json one = json(ranks(1)), four = json(ranks(4)), nodes = json(ranks(2) + " trainer.nnodes=2");
   EXPECT_EQ(one["ranks"], 1);
   EXPECT_EQ(four["ranks"], 4);
+  // NCCL takes 0.6 GB, and 384 MiB for each of the others on the machine.
+  const auto left = [](const Json& j) { return j["available"].get<int64_t>(); };
+  EXPECT_EQ(left(one), 140'000'000'000);
+  EXPECT_EQ(left(four), left(one) - 600'000'000 - 3 * (384 << 20));
+  EXPECT_EQ(left(nodes), left(one) - 600'000'000 - (384 << 20));
+  EXPECT_EQ(left(json(ranks(4) + " trainer.comm=host")), left(one));
   EXPECT_EQ(one["phases"]["learner"]["sent"], 0);
   const auto& ops = four["phases"]["learner"]["ops"];
   EXPECT_GT(ops["all_to_all"]["sent"], 0);

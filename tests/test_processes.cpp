@@ -203,6 +203,36 @@ TEST_F(Nccl, KilledRankIsNamed) {
   EXPECT_TRUE(processes().empty()) << "nothing is left running";
 }
 
+// Delays between ranks, a site's NCCL_COMM_BLOCKING=0, a library before 2.13, and two machines change no bit.
+TEST_F(Nccl, NothingOfItsSurroundingsChangesABit) {
+  const Overrides two_nodes = {"trainer.n_gpus_per_node=2", "trainer.nnodes=2"};
+  ASSERT_EQ(job(1, "whole", keys_).code, 0);
+  for (const auto& [environment, more] :
+       {std::pair{Overrides{"CUEMU_NCCL_DELAY=20"}, Overrides{}},
+        {{"NCCL_COMM_BLOCKING=0", "CUEMU_NCCL_VERSION=21202", "CUEMU_NCCL_WITHOUT=ncclGetLastError"}, {}},
+        {{"PARE_NODE_RANKS=2", "CUEMU_NCCL_DELAY=5"}, two_nodes}}) {
+    SCOPED_TRACE(environment[0]);
+    fs::remove_all(at("run"));
+    const Outcome o = job(4, "run", keys_ + more, environment);
+    ASSERT_EQ(o.code, 0) << o.err;
+    expect_same("whole", "run", 1);
+  }
+}
+
+// An error of the network is told without its words, too.
+TEST_F(Nccl, LibrariesThatLackSomething) {
+  const auto expect = [&](const Overrides& environment, int code, const std::string& message) {
+    const Outcome o = job(2, "run", keys_, environment);
+    EXPECT_EQ(o.code, code) << o.err;
+    EXPECT_EQ(o.err.find("pare: rank 0: " + message), 0) << o.err;
+    fs::remove_all(at("run"));
+  };
+  expect({"CUEMU_NCCL_VERSION=2902"}, 2, "NCCL 2.9.2 was found, 2.10 or later is needed");
+  expect({"CUEMU_NCCL_WITHOUT=ncclReduce"}, 2, "the NCCL that was found has no ncclReduce: version 2.10 or later");
+  expect({"CUEMU_NCCL_WITHOUT=ncclGetLastError", "CUEMU_NCCL_FAULT=0:4"}, 1,
+         "NCCL 2.21.5, the work between ranks: unhandled system error; NCCL_DEBUG=INFO");
+}
+
 TEST_F(Processes, KilledRankIsNamed) {
   for (const int rank : {0, 1}) {
     fs::remove_all(at("run"));

@@ -135,10 +135,21 @@ void show_work(const Plan& plan) {
   std::printf("\nrows>: the fewest rows of a call of a linear layer\n");
 }
 
+// Bytes of each device that NCCL takes: at its start, and to receive and send on 32 channels for each other rank of the
+// machine, as measured on 8 H100 (NVIDIA/nccl issue 1685: 3.3 GB).
+size_t nccl_bytes(const TrainerKeys& t) {
+  const RankCount n = rank_count(t);
+  if (t.device != DeviceKind::cuda || t.comm == DeviceComm::host || n.all() == 1) return 0;
+  return 600'000'000 + size_t{32 * (12 << 20)} * static_cast<size_t>(n.node_ranks - 1);
+}
+
 // What there is for the arenas of a run: what the options say, else this machine's.
 Room find_room(const Options& o, const Config& c, const std::optional<Machine>& machine) {
   if (!o.memory.empty()) return {parse_bytes(o.memory), "of --memory"};
-  if (machine) return {machine->memory(), "of " + machine->name};
+  if (machine) {
+    const size_t all = machine->memory(), nccl = std::min(all, nccl_bytes(c.trainer));
+    return {all - nccl, cat("of ", machine->name, nccl > 0 ? cat(" beside ", bytes(nccl), " of NCCL") : "")};
+  }
   try {
     const Table& table = open_table(c.trainer);
     Room room = room_on(table);

@@ -42,10 +42,12 @@ void show_machine(Console& console, const Table& table) {
                     cat(name, ": ", plural(cores.empty() ? hardware : static_cast<int64_t>(cores.size()), "core"), ", ",
                         plural(hardware, "hardware thread"), " of which ", threads(), threads() == 1 ? " is" : " are",
                         " used; ", cpu_isa(), "; ", bytes(static_cast<double>(machine_memory())), " of memory"));
+  const int64_t n = world().link ? world().link->memory() : 0;
+  const std::string taken = n > 0 ? cat(", which has taken ", bytes(static_cast<double>(n))) : "";
   if (table.describe)
     console.paragraph("device",
                       cat(table.describe(), "; ", bytes(static_cast<double>(table.memory->total())), " of memory",
-                          world().link ? cat("; between ranks by ", world().link->name()) : std::string()));
+                          world().link ? cat("; between ranks by ", world().link->name(), taken) : std::string()));
 }
 
 std::string model_text(const ModelConfig& c, const std::optional<LoraSpec>& lora) {

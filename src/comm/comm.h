@@ -35,7 +35,8 @@ class Comm {
     virtual void exchange(std::span<const Piece> out, std::span<const Piece> in, void* stream) = 0;
     // y = the sum over ranks r of their x[rank], f32 or bf16, in an order that the library chooses; y may be x[rank].
     virtual void reduce_scatter(std::span<const Piece> x, void* y, DType type, void* stream) = 0;
-    virtual void check() {}  // throws Error(failed): the link is broken
+    virtual void check() {}                       // throws Error(failed): the link is broken
+    virtual int64_t memory() const { return 0; }  // bytes of the device that the library took as it connected
   };
   std::unique_ptr<Link> link;  // made with the device of this rank (Table::open); null: one rank, or no such device
 

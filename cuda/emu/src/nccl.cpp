@@ -11,9 +11,17 @@
 // asks for errors.  Other threads are told only what NCCL itself would report.  A rank that dies is no mistake of a
 // call: as with NCCL, work that it does not answer never ends, and an asynchronous error tells of it.
 //
+// It takes memory as NCCL does, 1/256 of that on an H100, and hosts that have to do with one another for the first time
+// meet in ncclGroupEnd.
+//
 // Variables of the environment make what a test needs:
-//   CUEMU_NCCL_FAULT=1:7  the network of rank 1 fails in its group 7, which never ends; 1:init, 1:destroy: that call
-//                         of rank 1 never returns
+//   CUEMU_NCCL_FAULT=1:7      the network of rank 1 fails in its group 7, which never ends; 1:init, 1:destroy: that
+//   call
+//                             of rank 1 never returns
+//   CUEMU_NCCL_VERSION=22105  of the library
+//   CUEMU_NCCL_WITHOUT=NAME   it lacks this function
+//   CUEMU_NCCL_DELAY=20       work begins as many milliseconds late, or fewer, at random
+//   CUEMU_NCCL_PATIENCE=1     seconds until it reports a rank for which NCCL would wait for ever; 60
 #include "nccl.h"
 
 #include <fcntl.h>
@@ -26,7 +34,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
+#include <cstring>
 #include <thread>
 
 #include "base/half.h"
@@ -80,6 +90,23 @@ bool fails_at(int rank, const string& place) {
 [[noreturn]] void hang() {
   for (;;) pause();
 }
+int number(const char* variable, int otherwise) {
+  const char* const value = std::getenv(variable);
+  return value ? std::atoi(value) : otherwise;
+}
+
+// Bytes of a device; on an H100 1 GB, 32 channels of 12 MiB, and 0.3 GB.
+constexpr size_t kToBegin = 4 << 20, kPerPeer = 3 << 19, kForSums = 5 << 18;
+constexpr size_t kLong = 64 << 10;  // of a piece for which it matters that NCCL moves 16 bytes at a time
+
+// An open group would be waited for by the others.
+struct AtExit {
+  ~AtExit() {
+    if (g_depth == 0) return;
+    std::fprintf(stderr, "cuemu: the program ends within a group of NCCL calls\n");
+    _exit(EXIT_FAILURE);
+  }
+} at_exit;
 
 }  // namespace
 }  // namespace cuemu
@@ -87,7 +114,11 @@ bool fails_at(int rank, const string& place) {
 struct ncclComm {
   ncclComm(int rank, int ranks) : rank(rank), ranks(ranks), sockets(static_cast<size_t>(ranks), -1) {}
   const int rank, ranks;
+  int device = 0;
   std::vector<int> sockets;  // by rank; -1: its own
+  std::vector<void*> memory;
+  std::vector<bool> met = std::vector<bool>(static_cast<size_t>(ranks));  // by rank: in a group with it
+  bool sums = false;
   std::thread::id owner = std::this_thread::get_id();
   int64_t groups = 0;
   ncclResult_t state = ncclSuccess;                 // of the calls, as only the stand-in knows it
@@ -101,6 +132,10 @@ struct ncclComm {
     for (int& s : sockets)
       if (s >= 0) close(std::exchange(s, -1));
   }
+  bool take(size_t bytes) { return cudaMalloc(&memory.emplace_back(), bytes) == cudaSuccess; }
+  void give_back() {
+    for (void* p : std::exchange(memory, {})) cudaFree(p);
+  }
 };
 
 namespace cuemu {
@@ -112,7 +147,11 @@ struct Gone {  // has left in order, or after a mistake
 struct Dead {
   int rank;
 };
-constexpr uint64_t kBye = ~uint64_t{0};  // in place of the number of calls: the rank destroys its communicator
+struct Late {
+  int rank;
+};
+constexpr uint64_t kMeet = ~uint64_t{1};  // before the first number of calls: the host of the rank is in a group, too
+constexpr uint64_t kBye = ~uint64_t{0};   // in place of the number of calls: the rank destroys its communicator
 
 // Was the other end of a socket from which nothing more comes closed by the end of its process?
 bool is_closed(int socket) {
@@ -128,15 +167,18 @@ struct Talk {
   char* in;
   size_t in_left;
 };
-void talk(const ncclComm& comm, std::vector<Talk> all) {
-  for (;;) {
+void talk(const ncclComm& comm, std::vector<Talk> all, int patience = -1) {
+  for (const auto begin = std::chrono::steady_clock::now();;) {
     std::vector<pollfd> waits;
     for (const Talk& t : all)
       if (t.out_left || t.in_left)
         waits.push_back({comm.sockets[static_cast<size_t>(t.rank)],
                          static_cast<short>((t.out_left ? POLLOUT : 0) | (t.in_left ? POLLIN : 0)), 0});
     if (waits.empty()) return;
-    poll(waits.data(), waits.size(), -1);
+    poll(waits.data(), waits.size(), patience < 0 ? -1 : 100);
+    for (const Talk& t : all)
+      if (patience >= 0 && t.in_left && std::chrono::steady_clock::now() - begin > std::chrono::seconds(patience))
+        throw Late{t.rank};
     for (Talk& t : all) {
       const int s = comm.sockets[static_cast<size_t>(t.rank)];
       const auto moved = [&](ssize_t n, size_t& left) {
@@ -227,6 +269,11 @@ void add(char* sum, const char* term, const Call& c) {
 void run(ncclComm& comm, const std::vector<Call>& calls) {
   if (g_error || comm.state) return;
   comm.groups++;
+  if (const auto delay = static_cast<uint64_t>(number("CUEMU_NCCL_DELAY", 0)); delay > 0) {
+    const uint64_t drawn =
+        (static_cast<uint64_t>(comm.groups) * 31 + static_cast<uint64_t>(comm.rank)) * 0x9e3779b97f4a7c15;
+    usleep(static_cast<useconds_t>((drawn >> 32) % (1000 * delay)));
+  }
   if (fails_at(comm.rank, std::to_string(comm.groups)))
     stand_still(comm, ncclSystemError, "the network of rank " + std::to_string(comm.rank) + " failed");
   const auto fails = [&](ncclResult_t state, const string& what) {
@@ -318,30 +365,86 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
   }
 }
 
-void queue_group(const Group& g) {
+// ---- calls, by the host
+
+// All words of 8 bytes that others send in answer to `word`; their ranks.
+std::vector<uint64_t> exchange_words(const ncclComm& comm, const std::vector<int>& peers, uint64_t word) {
+  std::vector<uint64_t> words(peers.size());
+  std::vector<Talk> talks;
+  for (size_t i = 0; i < peers.size(); i++)
+    talks.push_back(
+        {peers[i], reinterpret_cast<const char*>(&word), sizeof word, reinterpret_cast<char*>(&words[i]), sizeof word});
+  talk(comm, std::move(talks), number("CUEMU_NCCL_PATIENCE", 60));
+  return words;
+}
+
+// NCCL connects two ranks when they first have to do with one another, in which their hosts wait for each other.
+ncclResult_t meet(ncclComm& comm, const std::vector<Call>& calls) {
+  std::vector<int> peers;
+  bool sums = false;
+  size_t bytes = 0;
+  for (const Call& c : calls) sums = sums || c.kind == kReduce;
+  for (int q = 0; q < comm.ranks; q++) {
+    const bool named = std::any_of(calls.begin(), calls.end(), [&](const Call& c) { return c.peer == q; });
+    if (q == comm.rank || comm.met[static_cast<size_t>(q)] || !(sums || named)) continue;
+    peers.push_back(q), bytes += named ? kPerPeer : 0;
+  }
+  if (sums && !std::exchange(comm.sums, true)) bytes += kForSums;
+  if (bytes > 0 && !comm.take(bytes))
+    return refuse(ncclUnhandledCudaError, "connecting the ranks: " + std::to_string(bytes) + " bytes of the device");
+  const auto fails = [&](int rank, const char* what) {
+    comm.state = ncclInternalError;
+    return refuse(ncclInternalError, "ncclGroupEnd: rank " + std::to_string(rank) + what);
+  };
+  try {
+    const std::vector<uint64_t> words = exchange_words(comm, peers, kMeet);
+    for (size_t i = 0; i < peers.size(); i++) {
+      if (words[i] != kMeet) return fails(peers[i], " has left");
+      comm.met[static_cast<size_t>(peers[i])] = true;
+    }
+  } catch (const Late& late) {
+    return fails(late.rank, " is in no group with this one, for which NCCL waits as they connect");
+  } catch (const Gone& gone) {
+    return fails(gone.rank, " has left");
+  } catch (const Dead& dead) {
+    return fails(dead.rank, " has died");
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t queue_group(const Group& g) {
+  if (const ncclResult_t result = g.comm->state ? ncclSuccess : meet(*g.comm, g.calls)) return result;
   // The communicator lives until all of its work is done, or is told that it is aborted.
   queue(g.stream, [comm = g.comm, calls = g.calls] { run(*comm, calls); });
+  return ncclSuccess;
 }
 
 ncclResult_t add_call(ncclComm_t comm, cudaStream_t stream, const Call& c) {
-  const char* const name = c.kind == kSend ? "ncclSend" : c.kind == kReceive ? "ncclRecv" : "ncclReduce";
+  const string name = c.kind == kSend ? "ncclSend" : c.kind == kReceive ? "ncclRecv" : "ncclReduce";
   const int peer = c.kind == kReduce ? c.root : c.peer;
-  if (!comm) return refuse(ncclInvalidArgument, string(name) + ": no communicator");
+  if (!comm) return refuse(ncclInvalidArgument, name + ": no communicator");
   if (peer < 0 || peer >= comm->ranks)
-    return refuse(ncclInvalidArgument, string(name) + ": there is no rank " + std::to_string(peer));
-  if (c.peer == comm->rank)
-    return refuse(ncclInvalidArgument, string(name) + ": what a rank sends to itself is not emulated");
+    return refuse(ncclInvalidArgument, name + ": there is no rank " + std::to_string(peer));
+  if (c.peer == comm->rank) return refuse(ncclInvalidArgument, name + ": what a rank sends to itself is not emulated");
   if (c.type != ncclInt8 && c.type != ncclFloat32 && c.type != ncclBfloat16)
-    return refuse(ncclInvalidArgument, string(name) + ": a type that is not emulated");
-  const bool writes = c.kind == kReceive || (c.kind == kReduce && c.root == comm->rank);
-  if ((c.kind != kReceive && !in_device_memory(c.from, c.bytes())) || (writes && !in_device_memory(c.to, c.bytes())))
-    return refuse(ncclInvalidArgument, string(name) + " of " + c.of() + ": memory that is not the device's");
+    return refuse(ncclInvalidArgument, name + ": a type that is not emulated");
+  int device = 0;
+  cudaGetDevice(&device);
+  if (device != comm->device)
+    return refuse(ncclInvalidUsage, name + ": the device is " + std::to_string(device) + ", the communicator's is " +
+                                        std::to_string(comm->device));
+  const bool reads = c.kind != kReceive, writes = c.kind == kReceive || (c.kind == kReduce && c.root == comm->rank);
+  if ((reads && !in_device_memory(c.from, c.bytes())) || (writes && !in_device_memory(c.to, c.bytes())))
+    return refuse(ncclInvalidArgument, name + " of " + c.of() + ": memory that is not the device's");
+  const auto is_odd = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 != 0; };
+  if (c.bytes() >= kLong && ((reads && is_odd(c.from)) || (writes && is_odd(c.to))))
+    return refuse(ncclInvalidUsage,
+                  name + " of " + c.of() + ": it begins at no multiple of 16 bytes, and NCCL moves it byte by byte");
   auto g = std::find_if(g_groups.begin(), g_groups.end(), [&](const Group& x) { return x.comm == comm; });
   if (g == g_groups.end()) g = g_groups.insert(g, {comm, stream, {}});
-  if (g->stream != stream) return refuse(ncclInvalidUsage, string(name) + ": another stream than before in its group");
+  if (g->stream != stream) return refuse(ncclInvalidUsage, name + ": another stream than before in its group");
   g->calls.push_back(c);
-  if (g_depth == 0) queue_group(g_groups[0]), g_groups.clear();
-  return ncclSuccess;
+  return g_depth == 0 ? queue_group(std::exchange(g_groups, {})[0]) : ncclSuccess;
 }
 
 // ---- sockets, by names that no file has
@@ -355,14 +458,14 @@ sockaddr_un address(const ncclUniqueId& id, int rank, socklen_t& bytes) {
 }
 
 struct Hello {
-  int rank, ranks, device;
+  int rank, ranks, device, node;
 };
 
 }  // namespace
 }  // namespace cuemu
 
 ncclResult_t ncclGetVersion(int* version) {
-  *version = 22105;
+  *version = cuemu::number("CUEMU_NCCL_VERSION", 22105);
   return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {
@@ -401,8 +504,9 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
                          "ncclCommInitRank: rank " + std::to_string(rank) + " of " + std::to_string(ranks));
   if (cuemu::fails_at(rank, "init")) cuemu::hang();
   auto made = std::make_unique<ncclComm>(rank, ranks);
-  Hello own{rank, ranks, 0};
+  Hello own{rank, ranks, 0, rank / cuemu::number("PARE_NODE_RANKS", ranks)};
   cudaGetDevice(&own.device);
+  made->device = own.device;
   socklen_t bytes = 0;
   const sockaddr_un here = cuemu::address(id, rank, bytes);
   const int door = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -428,9 +532,12 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
   }
   for (int r = rank + 1; r < ranks && fine; r++) fine = greet(accept4(door, nullptr, nullptr, SOCK_CLOEXEC));
   close(door);
+  int version = 0;
+  ncclGetVersion(&version);
+  const bool shares = version >= 23000 && cuemu::number("NCCL_MULTI_RANK_GPU_ENABLE", 0) == 1;
   for (size_t a = 0; a < all.size() && fine; a++)
     for (size_t b = 0; b < a; b++)
-      if (all[a].ranks != ranks || all[a].device == all[b].device) {
+      if (all[a].ranks != ranks || (!shares && all[a].device == all[b].device && all[a].node == all[b].node)) {
         made->close_all();
         return cuemu::refuse(ncclInvalidUsage, "ncclCommInitRank: ranks " + std::to_string(b) + " and " +
                                                    std::to_string(a) + " are on device " +
@@ -440,8 +547,10 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
     made->close_all();
     return ncclSystemError;
   }
+  if (!made->take(cuemu::kToBegin))
+    return cuemu::refuse(ncclUnhandledCudaError, "ncclCommInitRank: the device has no memory left");
   *comm = made.release();
-  return ncclSuccess;
+  return cuemu::number("NCCL_COMM_BLOCKING", 1) == 0 ? ncclInProgress : ncclSuccess;
 }
 
 // All ranks meet.
@@ -450,24 +559,25 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (cuemu::fails_at(comm->rank, "destroy")) cuemu::hang();
   cuemu::finish_all();
   if (comm->state) return ncclCommAbort(comm);
-  std::vector<uint64_t> words(comm->sockets.size());
-  std::vector<cuemu::Talk> talks;
+  if (cuemu::g_depth > 0) return cuemu::refuse(ncclInvalidUsage, "ncclCommDestroy: a group is open");
+  std::vector<int> others;
   for (int q = 0; q < comm->ranks; q++)
-    if (q != comm->rank)
-      talks.push_back({q, reinterpret_cast<const char*>(&kBye), sizeof kBye,
-                       reinterpret_cast<char*>(&words[static_cast<size_t>(q)]), sizeof kBye});
+    if (q != comm->rank) others.push_back(q);
   const auto missing = [](int rank) {
     return cuemu::refuse(ncclRemoteError, "ncclCommDestroy: rank " + std::to_string(rank) + " does not call it");
   };
   try {
-    cuemu::talk(*comm, std::move(talks));
+    const std::vector<uint64_t> words = cuemu::exchange_words(*comm, others, kBye);
+    for (size_t i = 0; i < others.size(); i++)
+      if (words[i] != kBye) return missing(others[i]);
+  } catch (const cuemu::Late& late) {
+    return missing(late.rank);
   } catch (const cuemu::Gone& gone) {
     return missing(gone.rank);
   } catch (const cuemu::Dead& dead) {
     return missing(dead.rank);
   }
-  for (int q = 0; q < comm->ranks; q++)
-    if (q != comm->rank && words[static_cast<size_t>(q)] != kBye) return missing(q);
+  comm->give_back();
   comm->close_all();
   delete comm;
   return ncclSuccess;
@@ -476,6 +586,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   comm->state = ncclInvalidUsage;
   cuemu::finish_all();
+  comm->give_back();
   delete comm;
   return ncclSuccess;
 }
@@ -494,8 +605,10 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   if (cuemu::g_depth == 0) return cuemu::refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
   if (--cuemu::g_depth > 0) return ncclSuccess;
-  for (const cuemu::Group& g : std::exchange(cuemu::g_groups, {})) cuemu::queue_group(g);
-  return ncclSuccess;
+  ncclResult_t result = ncclSuccess;
+  for (const cuemu::Group& g : std::exchange(cuemu::g_groups, {}))
+    if (const ncclResult_t r = cuemu::queue_group(g)) result = r;
+  return result;
 }
 
 ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int to, ncclComm_t comm,
@@ -509,4 +622,26 @@ ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t
                         ncclComm_t comm, cudaStream_t stream) {
   return cuemu::add_call(
       comm, stream, {{cuemu::kReduce, type, root, count}, -1, static_cast<const char*>(from), static_cast<char*>(to)});
+}
+
+void* cuemu_nccl_symbol(const char* name) {
+  const char* const without = std::getenv("CUEMU_NCCL_WITHOUT");
+  if (without && std::string(without) == name) return nullptr;
+#define X(f) \
+  if (!std::strcmp(name, #f)) return reinterpret_cast<void*>(f);
+  X(ncclGetVersion)
+  X(ncclGetErrorString)
+  X(ncclGetLastError)
+  X(ncclGetUniqueId)
+  X(ncclCommInitRank)
+  X(ncclCommDestroy)
+  X(ncclCommAbort)
+  X(ncclCommGetAsyncError)
+  X(ncclGroupStart)
+  X(ncclGroupEnd)
+  X(ncclSend)
+  X(ncclRecv)
+  X(ncclReduce)
+#undef X
+  return nullptr;
 }
