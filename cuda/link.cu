@@ -124,8 +124,9 @@ void connect(Comm& comm, DeviceComm by) {
   comm.link.reset();
   const Sharing sharing = find_sharing(comm);
   const bool host = by == DeviceComm::any ? !sharing.what.empty() && !sharing.with_others : by == DeviceComm::host;
-  if (!host && !sharing.what.empty())
-    fail(sharing.what, "; NCCL needs one for each rank: start fewer, or set trainer.comm=host, by which ranks share");
+  if (!host && !sharing.what.empty() && !nccl_shares_devices())
+    fail(sharing.what, "; NCCL needs one for each rank: start fewer, or set trainer.comm=host, by which ranks share (",
+         "to test NCCL 2.30 or later, NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment lets it share, too)");
   comm.link = host ? std::make_unique<ByHost>(comm) : make_nccl(comm);
 }
 

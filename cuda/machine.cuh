@@ -27,6 +27,7 @@ std::string describe();
 // there is no NCCL.
 void connect(Comm& comm, DeviceComm by);
 std::unique_ptr<Comm::Link> make_nccl(Comm& comm);  // nccl.cu
+bool nccl_shares_devices();  // is NCCL 2.30 or later told by NCCL_MULTI_RANK_GPU_ENABLE=1 that ranks share a device?
 
 inline TensorKernel asked_for = TensorKernel::choose;  // of the probe
 

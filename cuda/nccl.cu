@@ -280,6 +280,13 @@ class ByNccl final : public Comm::Link {
 
 }  // namespace
 
+bool nccl_shares_devices() {
+  const char* const set = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  if (!set || std::string_view(set) != "1") return false;
+  int version = 0;
+  return nccl().GetVersion(&version) == ncclSuccess && version >= 23000;
+}
+
 std::unique_ptr<Comm::Link> make_nccl(Comm& comm) { return std::make_unique<ByNccl>(comm); }
 
 }  // namespace pare::PARE_CUDA

@@ -23,7 +23,8 @@ void Learner::begin_update() {
 
 // Calls f(first, counts, piece) for pieces of the parts of all ranks, as many for each: elements [first[r], first[r] +
 // counts[r]) of the flat gradient are rank r's, and elements from `piece` on of its part.  A piece of all ranks has at
-// most options_.piece elements, and begins at a multiple of 16 bytes for any number of ranks: NCCL copies others byte by byte.
+// most options_.piece elements, and begins at a multiple of 16 bytes for any number of ranks: NCCL copies others byte
+// by byte.
 template <class F>
 void Learner::for_pieces(F f) {
   const std::vector<int64_t>& cuts = trained_.cuts;

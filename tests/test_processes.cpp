@@ -233,6 +233,25 @@ TEST_F(Nccl, LibrariesThatLackSomething) {
          "NCCL 2.21.5, the work between ranks: unhandled system error; NCCL_DEBUG=INFO");
 }
 
+// NCCL 2.30 lets ranks share a device if it is told to; others do not, and say how to.
+TEST_F(Nccl, RanksShareADeviceFromVersion230On) {
+  const auto one_device = [&](const std::string& version, const std::string& enable) {
+    fs::remove_all(at("run"));
+    return job(2, "run", keys_,
+               {"CUEMU_DEVICES=1", "CUEMU_NCCL_VERSION=" + version, "NCCL_MULTI_RANK_GPU_ENABLE=" + enable});
+  };
+  ASSERT_EQ(job(1, "whole", keys_).code, 0);
+  Outcome o = one_device("23007", "1");
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(one_line(o.out).find("between ranks by NCCL 2.30.7, which has taken 7.08MB"), std::string::npos) << o.out;
+  expect_same("whole", "run", 1);
+  for (const auto& [version, enable] : {std::pair{"22907", "1"}, {"23007", "0"}}) {
+    o = one_device(version, enable);
+    EXPECT_EQ(o.code, 2);
+    EXPECT_NE(o.err.find("NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment lets it share"), std::string::npos) << o.err;
+  }
+}
+
 TEST_F(Processes, KilledRankIsNamed) {
   for (const int rank : {0, 1}) {
     fs::remove_all(at("run"));

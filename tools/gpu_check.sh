@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All that only a GPU can show, in five calls of at most nine minutes, each of use alone.
-usage="usage: tools/gpu_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-n] a|b|c|d|e
+# All that only a GPU can show, in six calls of at most nine minutes, each of use alone.
+usage="usage: tools/gpu_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-n] a|b|c|d|e|f
   a   is it right?  the driver, PTX instructions, goldens made by the device, kernels by wgmma alone and under
       compute-sanitizer, all tests of ops, both kernels of each product timed, training with either, the bits of the emulator
   b   is it fast?   PyTorch's times, the goals of tools/bench/goals.json, --exact=off, the quickstart, models of 0.5B and 1.5B
@@ -9,6 +9,8 @@ usage="usage: tools/gpu_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-n] a|b|c|d|
       in build/smollm2, or is made there from the two files of tools/pack_smollm2.sh
   e   beside whom?  the workloads by which llmq, nano-vllm and prime-rl publish their speed, beside their figures and
       beside PyTorch and vLLM where this machine has them
+  f   do ranks work?  several on one GPU, by NCCL 2.30 or later and by the host: links, bits, a killed rank; the library is
+      that of \`make pack NCCL=FILE\`, or one that the loader finds
   -d  device (default cuda; emu rehearses this script on sizes that say nothing)
   -o  folder of what comes out, at most eight files (default \$OUT, else build/gpu-check/CALL)
   -b  folder of the programs (default build)
@@ -32,7 +34,7 @@ while getopts "d:o:b:nh" option; do
   esac
 done
 shift $((OPTIND - 1))
-[[ $# = 1 && $1 =~ ^[a-e]$ && $device =~ ^(cuda|emu)$ ]] || { echo "$usage" >&2; exit 2; }
+[[ $# = 1 && $1 =~ ^[a-f]$ && $device =~ ^(cuda|emu)$ ]] || { echo "$usage" >&2; exit 2; }
 
 # ---- the stages: name, seconds at most, command.  Those of one block run at the same time.  What is worth most comes first.
 the_device() {
@@ -98,6 +100,15 @@ call_e() {
   stage "nano-vllm 0.6B" 55 sampled_rows qwen3-0.6b "A800: vLLM 17700, nano-vllm 24100 tokens/s of Qwen2-0.5B"
   stage "prime-rl 16k" 60 training_rows qwen3-0.6b 8 16384 "prime-rl 11900 tokens/s"
   stage "prime-rl 64k" 70 training_rows qwen3-0.6b 2 65536 "prime-rl 10100 tokens/s"
+}
+# By NCCL_MULTI_RANK_GPU_ENABLE=1 ranks share a GPU, which is experimental and slow: figures of links say nothing of NVLink.
+call_f() {
+  the_device
+  stage "NCCL" 20 nccl_found
+  for n in 2 4; do stage "links of $n" 50 shared_links $n; done
+  for n in 1 2 4; do stage "bits of $n" 50 ranks_bits $n nccl; done
+  stage "bits of 2 by the host" 50 ranks_bits 2 host
+  stage "killed rank" 60 killed_rank
 }
 wgmma_tests="CudaBf16.LinearHasTheSameBitsFromEveryKernel CudaBf16.WeightGradientHasTheSameBitsFromEveryKernel \
 CudaAttention.ForwardHasTheSameBitsFromEveryKernel CudaAttention.BackwardHasTheSameBitsFromEveryKernel \
@@ -329,6 +340,59 @@ timeline() {
   [ "$(stat -c %s "$work/nsys/profile.nsys-rep")" -gt $((15 << 20)) ] || cp "$work/nsys/profile.nsys-rep" "$out"
 }
 
+# ---- ranks that share the GPU
+shared="NCCL_MULTI_RANK_GPU_ENABLE=1"
+[ "$device" = cuda ] || shared+=" CUEMU_NCCL_VERSION=23007 CUEMU_DEVICES=1"
+has_nccl() {
+  [ "$device" = emu ] || env "$libraries" python3 -c '
+import ctypes, sys
+try:
+    nccl = ctypes.CDLL("libnccl.so.2")
+except OSError as e:
+    sys.exit(f"{e}: make pack NCCL=FILE")
+version = ctypes.c_int()
+nccl.ncclGetVersion(ctypes.byref(version))
+print("NCCL", version.value)
+if version.value < 23000: sys.exit("ranks share a GPU from 2.30 on")' || return $not_here
+}
+nccl_found() { has_nccl | tee "$work/nccl.txt" && fact nccl "$(cat "$work/nccl.txt")"; }
+shared_links() {
+  local sizes=1048576,67108864
+  [ "$device" = cuda ] || sizes=4096
+  has_nccl && env "$libraries" $shared "$pare" bench --links $sizes --ranks "$1" --device "$device" --comm nccl
+}
+# A run of several ranks: `train`, whose ranks end in order.
+train_ranks() {
+  env $shared "$@" learner.slots=4 model.config=data/presets/tiny-ssa.json --out "$work/$stage" 2>&1 | tee "$work/$stage.log" || return
+  ! grep "ncclCommDestroy" "$work/$stage.log"
+}
+# Certificates and weights are those of one rank, in an earlier stage.
+ranks_bits() {
+  local with="--ranks $1 trainer.comm=$2" one=$work/bits-of-1
+  [ "$2" = host ] || has_nccl || return
+  [ "$1" != 1 ] || with=""
+  train_ranks bash -c 'train quickstart "$@"' - $few_steps data.train_batch_size=4 $with || return
+  [ "$1" != 1 ] || return 0
+  tr -s '\n ' ' ' <"$work/$stage.log" | grep -q "between ranks by" || { echo "it names no way between ranks"; return 1; }
+  tools/bench/node.py same "$one" "$work/$stage" && cmp "$one/model/model.safetensors" "$work/$stage/model/model.safetensors"
+}
+# The others end at once, with its name, and the memory of the GPU is free again.
+killed_rank() {
+  local start end code
+  has_nccl || return
+  train_ranks bash -c 'train quickstart "$@"' - $few_steps trainer.total_training_steps=100000 --ranks 2 trainer.comm=nccl &
+  until [ -s "$work/$stage/metrics.jsonl" ]; do kill -0 $! 2>/dev/null || return; sleep 0.1; done
+  start=${EPOCHREALTIME/.}
+  for p in /proc/[0-9]*; do
+    [ "$(cat "$p/comm" 2>/dev/null)" = "pare rank 1" ] && grep -q "$work/$stage" "$p/cmdline" && kill -9 "${p#/proc/}"
+  done
+  wait $!
+  code=$? end=${EPOCHREALTIME/.}
+  echo "exit code $code after $(((end - start) / 1000)) ms"
+  fact killed_rank_ms $(((end - start) / 1000))
+  [ $code != 0 ] && grep "rank 1 (process [0-9]*) was ended by signal 9" "$work/$stage.log" && [ $((end - start)) -lt 20000000 ]
+}
+
 # ---- running them
 [ -z "$list" ] || { list_stages "call_$1"; exit; }
 
@@ -351,9 +415,10 @@ for program in "$pare" "$tests"; do
   [ -x "$program" ] || { echo "gpu_check: there is no $program:  $how" >&2; exit 2; }
 done
 pare=$(realpath "$pare") tests=$(realpath "$tests")
+[ ! -e nccl/libnccl.so.2 ] || libraries=LD_LIBRARY_PATH=$PWD/nccl:${libraries#*=}
 library=$(find_cublas_lt)
 [ -n "$library" ] || all_tests='*-*Fast*'
-export call library pare tests smollm2 shards all_tests few_steps whole
+export call library pare tests shared smollm2 shards all_tests few_steps whole
 
 begin_stages "tools/gpu_check.sh -d $device $call${PARE_WGMMA:+, PARE_WGMMA=$PARE_WGMMA}" ptx_sm80.json ptx_sm90.json profile.nsys-rep methods.md methods.tar.gz
 "call_$call"

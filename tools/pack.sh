@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # BUILD/pare-gpu.tar.gz: the static programs of `make pack` and what tools/gpu_check.sh needs beside them, laid out as in a
 # checkout.  First in it is the hash of the sources, which a checkout compares with its own.
-usage="usage: tools/pack.sh BUILD, by \`make pack\`"
+# NCCL=FILE: with that library, libnccl.so.2 of version 2.30 or later, for call f of the check.
+usage="usage: tools/pack.sh BUILD, by \`make pack [NCCL=FILE]\`"
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# = 1 ] || { echo "$usage" >&2; exit 2; }
@@ -18,6 +19,9 @@ for program in pare pare_cuda_tests; do
     exit 1
   fi
 done
+if [ -n "${NCCL:-}" ]; then
+  mkdir "$pack/nccl" && cp -L "$NCCL" "$pack/nccl/libnccl.so.2"
+fi
 cp -r tests/golden "$pack/tests"
 cp -r data/presets "$pack/data"
 cp -r tools "$pack"

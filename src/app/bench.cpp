@@ -21,7 +21,8 @@ struct Options {
   Shorthands keys{{{"--device", "trainer.device"},
                    {"--exact", "trainer.exact"},
                    {"--dtype", "model.dtype"},
-                   {"--threads", "trainer.threads"}}};
+                   {"--threads", "trainer.threads"},
+                   {"--comm", "trainer.comm"}}};
   std::string op;
   std::vector<std::string> shapes;
   bool json = false;

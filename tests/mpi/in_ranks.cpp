@@ -273,8 +273,11 @@ TEST(Comm, DevicesAreSharedByTheHostAlone) {
   cuemu::settings().devices = 1;
   EXPECT_EQ(name(DeviceComm::any), host);
   EXPECT_EQ(name(DeviceComm::host), host);
-  const std::string device = "the CUDA kernels, emulated on the CPU",
-                    end = "; NCCL needs one for each rank: start fewer, or set trainer.comm=host, by which ranks share";
+  const std::string
+      device = "the CUDA kernels, emulated on the CPU",
+      end =
+          "; NCCL needs one for each rank: start fewer, or set trainer.comm=host, by which ranks share (to "
+          "test NCCL 2.30 or later, NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment lets it share, too)";
   EXPECT_EQ(name(DeviceComm::nccl),
             cat("ranks 0 and 1 have one device between them; ", world().host(), " has 1 device: 0 ", device, end));
   cuemu::settings().devices = 2;

@@ -379,6 +379,8 @@ def what_next(call, stages, memcheck):
                       "and run `tools/gpu_check.sh c` for what misses its goal."]
     if call == "e":
         return out + ["Commit summary.json as tools/bench/results/NAME.json; the hardware of the figures beside is named there."]
+    if call == "f":
+        return out + ["NCCL moves right bytes here if `bits of 4` passed; its speed only a node shows: tools/node_check.sh."]
     return out + ["Compare the counters with what predicted.json gives as causes."]
 
 

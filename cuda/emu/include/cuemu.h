@@ -85,7 +85,7 @@ struct Settings {
   uint64_t seed = 1;             // of Order::random; the same seed gives the same schedule
   int arch = 90;                 // the device, by its compute capability: 75, 80, 86, 89, 90, 100 or 120; CUEMU_ARCH=89
   int code = 90;             // what it runs on 9.0: the code of 9.0a or, as of a program that has no other, that of 8.0
-  int devices = 8;           // of the machine
+  int devices = 8;           // of the machine; CUEMU_DEVICES=1
   int multiprocessors = 20;  // of a device
   size_t device_memory = 0;  // bytes that cudaMalloc gives at most; at first those of the machine
   bool abort_on_error = false;  // CUEMU_ABORT=1: stop where the mistake is, for a debugger

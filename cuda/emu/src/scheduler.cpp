@@ -283,6 +283,7 @@ Settings& settings() {
         r.order = Order::random, r.seed = o[6] == ':' ? std::strtoull(o + 7, nullptr, 10) : 1;
     }
     if (const char* a = std::getenv("CUEMU_ARCH")) r.arch = read_arch(a);
+    if (const char* d = std::getenv("CUEMU_DEVICES")) r.devices = std::atoi(d);
     r.abort_on_error = std::getenv("CUEMU_ABORT") != nullptr;
     r.device_memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
     return r;
