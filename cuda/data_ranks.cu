@@ -34,17 +34,20 @@ Comm::Link& link_of(const Comm& comm) {
   return *comm.link;
 }
 
-void exchange(const Pieces& p, Comm& comm, Stream stream) {
-  end_gathering(stream);
-  const auto own = static_cast<size_t>(comm.rank());
-  copy(p.in[own].data, p.out[own], stream);
-  if (comm.ranks() > 1) link_of(comm).exchange(p.out, p.in, stream.handle);
-}
-
 }  // namespace
 
-void all_to_all(const AllToAll& a, Stream stream) { exchange(pieces_of(a), *a.comm, stream); }
-void all_gather(const AllGather& a, Stream stream) { exchange(pieces_of(a), *a.comm, stream); }
+void all_to_all(const AllToAll& a, Stream stream) {
+  end_gathering(stream);
+  const Pieces p = pieces_of(a);
+  const auto own = static_cast<size_t>(a.comm->rank());
+  copy(p.in[own].data, p.out[own], stream);
+  if (a.comm->ranks() > 1) link_of(*a.comm).exchange(p.out, p.in, stream.handle);
+}
+
+void all_gather(const AllGather& a, Stream stream) {
+  end_gathering(stream);
+  if (a.comm->ranks() > 1) link_of(*a.comm).gather(pieces_of(a).in, a.comm->rank(), stream.handle);
+}
 
 void reduce_scatter(const ReduceScatter& a, Stream stream) {
   end_gathering(stream);

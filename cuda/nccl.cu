@@ -34,6 +34,7 @@ namespace {
   X(GroupEnd)          \
   X(Send)              \
   X(Recv)              \
+  X(Broadcast)         \
   X(Reduce)
 
 struct Functions {
@@ -168,6 +169,18 @@ class ByNccl final : public Comm::Link {
     check(nccl().GroupEnd(), "ncclGroupEnd");
   }
 
+  // On one machine every rank reaches every other directly.  Between machines that would send a part to each rank of
+  // the others; along a ring it crosses once or twice.  Parts may differ in size, which ncclAllGather has not.
+  void gather(std::span<const Comm::Piece> parts, int own, void* stream) override {
+    if (one_machine_) return Link::gather(parts, own, stream);
+    check(nccl().GroupStart(), "ncclGroupStart");
+    for (int q = 0; q < ranks_; q++)
+      if (const Comm::Piece& part = parts[static_cast<size_t>(q)]; part.bytes > 0)
+        check(nccl().Broadcast(part.data, part.data, part.bytes, ncclInt8, q, nccl_, static_cast<cudaStream_t>(stream)),
+              "ncclBroadcast");
+    check(nccl().GroupEnd(), "ncclGroupEnd");
+  }
+
   // Parts may differ in size, which ncclReduceScatter has not.
   void reduce_scatter(std::span<const Comm::Piece> x, void* y, DType type, void* stream) override {
     check(nccl().GroupStart(), "ncclGroupStart");
@@ -259,6 +272,8 @@ class ByNccl final : public Comm::Link {
     }
     run(cudaMemcpy(memory, words.data(), words.size() * sizeof(float), cudaMemcpyHostToDevice));
     exchange(out, in, nullptr);
+    in[static_cast<size_t>(rank_)] = out[static_cast<size_t>(rank_)];
+    gather(in, rank_, nullptr);
     reduce_scatter(out, memory + rank_, DType::f32, nullptr);
     run(cudaMemcpy(words.data(), memory, words.size() * sizeof(float), cudaMemcpyDeviceToHost));
     run(cudaFree(memory));
@@ -271,6 +286,7 @@ class ByNccl final : public Comm::Link {
 
   Comm& comm_;
   const int rank_, ranks_, version_;
+  const bool one_machine_ = comm_.node_ranks() == ranks_;
   ncclComm_t nccl_ = nullptr;
   int64_t memory_ = 0;
   std::mutex speaks_;    // held by whoever tells of an error

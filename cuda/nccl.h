@@ -39,6 +39,9 @@ ncclResult_t ncclGroupEnd();
 // In the order of the stream.  A send and a receive of as many elements of one type meet.
 ncclResult_t ncclSend(const void*, size_t count, ncclDataType_t, int to, ncclComm_t, cudaStream_t);
 ncclResult_t ncclRecv(void*, size_t count, ncclDataType_t, int from, ncclComm_t, cudaStream_t);
+// From the root's `from` to all; `to` may be `from`.
+ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t, int root, ncclComm_t,
+                           cudaStream_t);
 // `to`: of the root alone; it may be `from`.
 ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t, ncclRedOp_t, int root, ncclComm_t,
                         cudaStream_t);

@@ -137,6 +137,20 @@ TEST(EmuNccl, AddsInTheOrderOfTheRing) {
   }));
 }
 
+// Of each rank in turn, in place, in one group; parts of another size.
+TEST(EmuNccl, Broadcasts) {
+  expect_none(reports(3, [&](NcclRank& r) {
+    float* const all = r.put(std::vector<float>(6, static_cast<float>(r.rank)));
+    const size_t first[] = {0, 1, 3, 6};
+    r.said(ncclGroupStart());
+    for (int root = 0; root < 3; root++)
+      r.said(ncclBroadcast(all + first[root], all + first[root], first[root + 1] - first[root], ncclFloat32, root,
+                           r.comm, nullptr));
+    r.said(ncclGroupEnd());
+    if (r.get(all, 6) != std::vector<float>{0, 1, 1, 2, 2, 2}) r.report += "other words";
+  }));
+}
+
 TEST(Emu, NcclMismatchShows) {
   const auto expect = [](int ranks, const std::vector<std::string>& expected,
                          const std::function<void(NcclRank&, float*)>& f) {
@@ -187,6 +201,10 @@ TEST(Emu, NcclMismatchShows) {
            pair(
                r, [&] { r.send(p, 3, 1); }, [&] { r.reduce(p, p, 3, 0); });
          });
+  expect(2,
+         {first + "0: it broadcasts f32[3] of rank 0 where rank 1 broadcasts f32[3] of rank 1",
+          first + "1: it broadcasts f32[3] of rank 1 where rank 0 broadcasts f32[3] of rank 0"},
+         [&](NcclRank& r, float* p) { r.said(ncclBroadcast(p, p, 3, ncclFloat32, r.rank, r.comm, nullptr)); });
   // In another order.
   expect(3,
          {first + "0: it adds f32[3] for rank 0 where rank 2 adds f32[3] for rank 1",

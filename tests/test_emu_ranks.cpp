@@ -41,28 +41,36 @@ void run_on_devices(int ranks, const std::function<void(Comm&)>& f) {
   }
 }
 
-// What NCCL takes it takes as the ranks connect: nothing is left for the first op, when pare has filled the device.
+// What NCCL takes it takes as the ranks connect: nothing is left for the first op, when pare has filled the device.  On
+// two machines, where weights are broadcast, and on one.
 TEST(EmuRanks, NcclTakesNoMemoryAfterItHasConnected) {
-  run_on_devices(3, [](Comm& comm) {
+  const auto take_nothing = [](Comm& comm) {
     const auto free_now = [] {
       size_t free = 0, total = 0;
       cudaMemGetInfo(&free, &total);
       return static_cast<int64_t>(free);
     };
-    EXPECT_EQ(comm.link->memory(), (4 << 20) + 2 * (3 << 19) + (5 << 18));
+    EXPECT_EQ(comm.link->memory(), (4 << 20) + 3 * (3 << 19) + (5 << 18));
     Device device(table_emu, {}, comm);
     Arena arena("test", device.memory(), 1 << 20);
-    const Tensor x = arena.alloc("x", DType::f32, {12}), y = arena.alloc("y", DType::f32, {12});
+    const Tensor x = arena.alloc("x", DType::f32, {16}), y = arena.alloc("y", DType::f32, {16});
     const int64_t before = free_now();
-    const std::vector<int64_t> first = {0, 4, 8}, four = {4, 4, 4};
+    const std::vector<int64_t> first = {0, 4, 8, 12}, four = {4, 4, 4, 4};
     device.zero({x});
     device.all_to_all({y, x, first, four, four, &comm});
+    std::vector<float> values(16, static_cast<float>(1 + comm.rank()));
+    device.upload({y, values.data()});
     device.all_gather({y, four, &comm});
+    device.download({values.data(), y});
+    for (size_t i = 0; i < 16; i++) EXPECT_EQ(values[i], static_cast<float>(1 + i / 4)) << i;
     device.reduce_scatter({y.rows(0, 4), x, first, four, &comm});
-    float back = 0;
-    device.download({&back, y.rows(0, 1)});
+    device.wait();
     EXPECT_EQ(free_now(), before);
-  });
+  };
+  run_on_devices(4, take_nothing);
+  setenv("PARE_NODE_RANKS", "2", 1);
+  run_on_devices(4, take_nothing);
+  unsetenv("PARE_NODE_RANKS");
 }
 
 // Parts of a gradient in several long pieces on three ranks, none of which NCCL would move byte by byte.

@@ -281,6 +281,14 @@ TEST_F(PlanAnswers, OfRanks) {
   EXPECT_LT(four["memory"]["arenas"]["optimizer"]["most"],
             0.3 * one["memory"]["arenas"]["optimizer"]["most"].get<double>());
   EXPECT_EQ(nodes["all_ranks"], four["all_ranks"]);
+  // A gradient goes to each of the others, of which two are abroad; of weights as much crosses the network on two nodes
+  // of two ranks, but by NCCL not on two nodes of eight.
+  const auto gather = [&](const std::string& comm) {
+    const Json j =
+        json(" learner.slots=16 trainer.device=cuda trainer.n_gpus_per_node=8 trainer.nnodes=2 trainer.comm=" + comm);
+    return j["phases"]["learner"]["ops"]["all_gather"]["seconds"].get<double>();
+  };
+  EXPECT_LT(gather("nccl"), gather("host"));
   EXPECT_GT(nodes["phases"]["learner"]["seconds"], four["phases"]["learner"]["seconds"]) << "the network is slower";
   double seconds = 0;
   for (const auto& phase : four["phases"]) seconds += phase["seconds"].get<double>();

@@ -33,6 +33,10 @@ class Comm {
     virtual std::string name() const = 0;  // "NCCL 2.21.5"
     // Comm::exchange for memory of the device; pieces of the rank itself are ignored.
     virtual void exchange(std::span<const Piece> out, std::span<const Piece> in, void* stream) = 0;
+    // Sends the part of this rank, in its place, to all others and receives theirs; parts[q] is rank q's.
+    virtual void gather(std::span<const Piece> parts, int own, void* stream) {
+      exchange(std::vector<Piece>(parts.size(), parts[static_cast<size_t>(own)]), parts, stream);
+    }
     // y = the sum over ranks r of their x[rank], f32 or bf16, in an order that the library chooses; y may be x[rank].
     virtual void reduce_scatter(std::span<const Piece> x, void* y, DType type, void* stream) = 0;
     virtual void check() {}                       // throws Error(failed): the link is broken

@@ -14,11 +14,18 @@ namespace pare {
 static void set_machine(Session& session, const Machine* machine) {
   if (!machine) return;
   const Comm& comm = session.device.comm;
-  const double abroad = comm.ranks() == 1 ? 0 : 1 - (comm.node_ranks() - 1.0) / (comm.ranks() - 1);
-  session.device.estimate = [machine, act = act_type(session.config), abroad](
-                                const char* op, const Cost& cost, const std::function<Stretch(int)>& stretch) {
+  const TrainerKeys& t = session.config.trainer;
+  const double others = comm.ranks() - 1.0, nodes = static_cast<double>(comm.ranks()) / comm.node_ranks();
+  const double abroad = others > 0 ? 1 - (comm.node_ranks() - 1) / others : 0;
+  // NCCL sends weights around a ring, in which each part enters a node once; else it is sent to each rank of the
+  // others.
+  const bool ring = nodes > 1 && t.device == DeviceKind::cuda && t.comm != DeviceComm::host;
+  const double of_weights = ring ? std::min(1.0, nodes / others) : abroad;
+  session.device.estimate = [=, act = act_type(session.config)](const char* op, const Cost& cost,
+                                                                const std::function<Stretch(int)>& stretch) {
     const int n = machine->multiprocessors();
-    return machine->seconds(op, cost, act, n > 1 ? stretch(n) : Stretch{}, abroad);
+    return machine->seconds(op, cost, act, n > 1 ? stretch(n) : Stretch{},
+                            std::string_view(op) == "all_gather" ? of_weights : abroad);
   };
 }
 

@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -47,7 +48,8 @@ namespace {
 
 using std::string;
 
-enum Kind : int32_t { kSend, kReceive, kReduce };
+enum Kind : int32_t { kSend, kReceive, kReduce, kBroadcast };
+bool is_collective(Kind kind) { return kind == kReduce || kind == kBroadcast; }
 
 // A call, as the other rank is told of it.
 struct Words {
@@ -96,7 +98,7 @@ int number(const char* variable, int otherwise) {
 }
 
 // Bytes of a device; on an H100 1 GB, 32 channels of 12 MiB, and 0.3 GB.
-constexpr size_t kToBegin = 4 << 20, kPerPeer = 3 << 19, kForSums = 5 << 18;
+constexpr size_t kToBegin = 4 << 20, kPerPeer = 3 << 19, kForRings = 5 << 18;
 constexpr size_t kLong = 64 << 10;  // of a piece for which it matters that NCCL moves 16 bytes at a time
 
 // An open group would be waited for by the others.
@@ -118,7 +120,7 @@ struct ncclComm {
   std::vector<int> sockets;  // by rank; -1: its own
   std::vector<void*> memory;
   std::vector<bool> met = std::vector<bool>(static_cast<size_t>(ranks));  // by rank: in a group with it
-  bool sums = false;
+  bool rings = false;
   std::thread::id owner = std::this_thread::get_id();
   int64_t groups = 0;
   ncclResult_t state = ncclSuccess;                 // of the calls, as only the stand-in knows it
@@ -226,14 +228,16 @@ struct Plan {
         return text;
       }
     }
-    const auto ours = of(own, kReduce), theirs = of(other, kReduce);
-    for (size_t i = 0; i < std::max(ours.size(), theirs.size()); i++) {
-      const auto sum = [&](const std::vector<Words>& words) {
-        return i < words.size() ? "adds " + words[i].of() + " for rank " + std::to_string(words[i].root)
-                                : string("adds nothing more");
-      };
-      if (i >= ours.size() || i >= theirs.size() || !(ours[i] == theirs[i]))
-        return "it " + sum(ours) + " where " + name + " " + sum(theirs);
+    for (const Kind kind : {kReduce, kBroadcast}) {
+      const string verb = kind == kReduce ? "adds " : "broadcasts ", by = kind == kReduce ? " for rank " : " of rank ";
+      const auto ours = of(own, kind), theirs = of(other, kind);
+      for (size_t i = 0; i < std::max(ours.size(), theirs.size()); i++) {
+        const auto call = [&](const std::vector<Words>& words) {
+          return verb + (i < words.size() ? words[i].of() + by + std::to_string(words[i].root) : "nothing more");
+        };
+        if (i >= ours.size() || i >= theirs.size() || !(ours[i] == theirs[i]))
+          return "it " + call(ours) + " where " + name + " " + call(theirs);
+      }
     }
     return "";
   }
@@ -286,7 +290,7 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
   for (int q = 0; q < comm.ranks; q++) {
     Plan p{.rank = q, .calls = {}, .own = {}, .other = {}};
     for (const Call& c : calls)
-      if (c.kind == kReduce || c.peer == q) p.calls.push_back(c), p.own.push_back(c);
+      if (is_collective(c.kind) || c.peer == q) p.calls.push_back(c), p.own.push_back(c);
     if (q != comm.rank && !p.calls.empty()) plans.push_back(std::move(p));
   }
   try {
@@ -311,15 +315,18 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
 
     // Each call in turn: what is to be sent in one group may not be what is received in it.
     const auto peer = [&](const Call& c) { return c.kind == kReduce ? c.root : c.peer; };
-    for (const Kind kind : {kSend, kReduce}) {
+    for (const Kind kind : {kSend, kReduce, kBroadcast}) {
       std::vector<std::vector<char>> out(static_cast<size_t>(comm.ranks)), in(out);
       for (const Call& c : calls) {
-        auto& to = out[static_cast<size_t>(peer(c))];
-        if (c.kind == kind) to.insert(to.end(), c.from, c.from + c.bytes());
+        const auto send = [&](std::vector<char>& to) { to.insert(to.end(), c.from, c.from + c.bytes()); };
+        if (c.kind == kind && kind != kBroadcast) send(out[static_cast<size_t>(peer(c))]);
+        for (size_t q = 0; q < out.size() && c.kind == kind && kind == kBroadcast && c.root == comm.rank; q++)
+          send(out[q]);
         const auto expect = [&](int q) {
           if (q != comm.rank) in[static_cast<size_t>(q)].resize(in[static_cast<size_t>(q)].size() + c.bytes());
         };
         if (kind == kSend && c.kind == kReceive) expect(c.peer);
+        if (kind == kBroadcast && c.kind == kBroadcast) expect(c.root);
         if (kind == kReduce && c.kind == kReduce && c.root == comm.rank)
           for (int q = 0; q < comm.ranks; q++) expect(q);
       }
@@ -347,6 +354,8 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
             k == 1 ? void(sum.assign(term, term + c.bytes())) : add(sum.data(), term, c);
           }
           std::memcpy(c.to, sum.data(), sum.size());
+        } else if (kind == kBroadcast && c.kind == kBroadcast) {
+          std::memcpy(c.to, next(c.root, c), c.bytes());
         } else {
           continue;
         }
@@ -358,7 +367,7 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
     for (const Plan& p : plans)
       for (const Call& c : p.calls)
         if (p.rank == gone.rank)
-          what += (c.kind == kSend ? " receive " : c.kind == kReceive ? " send " : " add ") + c.of();
+          what += (c.kind == kSend ? " receive " : c.kind == kReceive ? " send " : " take part in ") + c.of();
     fails(ncclRemoteError, what);
   } catch (const Dead& dead) {
     stand_still(comm, ncclRemoteError, "rank " + std::to_string(dead.rank) + " has died");
@@ -381,15 +390,15 @@ std::vector<uint64_t> exchange_words(const ncclComm& comm, const std::vector<int
 // NCCL connects two ranks when they first have to do with one another, in which their hosts wait for each other.
 ncclResult_t meet(ncclComm& comm, const std::vector<Call>& calls) {
   std::vector<int> peers;
-  bool sums = false;
+  bool all = false;
   size_t bytes = 0;
-  for (const Call& c : calls) sums = sums || c.kind == kReduce;
+  for (const Call& c : calls) all = all || is_collective(c.kind);
   for (int q = 0; q < comm.ranks; q++) {
     const bool named = std::any_of(calls.begin(), calls.end(), [&](const Call& c) { return c.peer == q; });
-    if (q == comm.rank || comm.met[static_cast<size_t>(q)] || !(sums || named)) continue;
+    if (q == comm.rank || comm.met[static_cast<size_t>(q)] || !(all || named)) continue;
     peers.push_back(q), bytes += named ? kPerPeer : 0;
   }
-  if (sums && !std::exchange(comm.sums, true)) bytes += kForSums;
+  if (all && !std::exchange(comm.rings, true)) bytes += kForRings;
   if (bytes > 0 && !comm.take(bytes))
     return refuse(ncclUnhandledCudaError, "connecting the ranks: " + std::to_string(bytes) + " bytes of the device");
   const auto fails = [&](int rank, const char* what) {
@@ -420,8 +429,8 @@ ncclResult_t queue_group(const Group& g) {
 }
 
 ncclResult_t add_call(ncclComm_t comm, cudaStream_t stream, const Call& c) {
-  const string name = c.kind == kSend ? "ncclSend" : c.kind == kReceive ? "ncclRecv" : "ncclReduce";
-  const int peer = c.kind == kReduce ? c.root : c.peer;
+  const string name = std::array{"ncclSend", "ncclRecv", "ncclReduce", "ncclBroadcast"}[c.kind];
+  const int peer = is_collective(c.kind) ? c.root : c.peer;
   if (!comm) return refuse(ncclInvalidArgument, name + ": no communicator");
   if (peer < 0 || peer >= comm->ranks)
     return refuse(ncclInvalidArgument, name + ": there is no rank " + std::to_string(peer));
@@ -433,7 +442,9 @@ ncclResult_t add_call(ncclComm_t comm, cudaStream_t stream, const Call& c) {
   if (device != comm->device)
     return refuse(ncclInvalidUsage, name + ": the device is " + std::to_string(device) + ", the communicator's is " +
                                         std::to_string(comm->device));
-  const bool reads = c.kind != kReceive, writes = c.kind == kReceive || (c.kind == kReduce && c.root == comm->rank);
+  const bool is_root = c.root == comm->rank;
+  const bool reads = c.kind == kBroadcast ? is_root : c.kind != kReceive,
+             writes = c.kind == kReduce ? is_root : c.kind != kSend;
   if ((reads && !in_device_memory(c.from, c.bytes())) || (writes && !in_device_memory(c.to, c.bytes())))
     return refuse(ncclInvalidArgument, name + " of " + c.of() + ": memory that is not the device's");
   const auto is_odd = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 != 0; };
@@ -623,6 +634,12 @@ ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t
   return cuemu::add_call(
       comm, stream, {{cuemu::kReduce, type, root, count}, -1, static_cast<const char*>(from), static_cast<char*>(to)});
 }
+ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return cuemu::add_call(
+      comm, stream,
+      {{cuemu::kBroadcast, type, root, count}, -1, static_cast<const char*>(from), static_cast<char*>(to)});
+}
 
 void* cuemu_nccl_symbol(const char* name) {
   const char* const without = std::getenv("CUEMU_NCCL_WITHOUT");
@@ -641,6 +658,7 @@ void* cuemu_nccl_symbol(const char* name) {
   X(ncclGroupEnd)
   X(ncclSend)
   X(ncclRecv)
+  X(ncclBroadcast)
   X(ncclReduce)
 #undef X
   return nullptr;
