@@ -8,17 +8,22 @@
 // from +0; strands 8g to 8g + 7 are added up in order, the first as it is, the 128 sums of g in order from +0, and that
 // once to dw.  dw in f32: the same with strands r % 128, each its own g.  The bits are the same in every run, but not
 // for another split into micro-batches.
-// Bytes: forward 2 passes over a row, of which the second hits the cache: 2 * act * N * C.  Backward 3 + 2 streams of
-// N * C.  Limited by memory bandwidth; dw by latency where C is small (C / 32 blocks in bf16).
+// Forward, a warp keeps the first 256 packs of its row in registers.  Backward, it computes a strand: one row arrives
+// in shared memory while it computes the one before, and the sums of dw stay there.  A lane reads what it copied
+// itself, so nothing has to be waited for but its own copies. Bytes: forward 2, backward 3 (or 4) streams of N * C, and
+// the sums of the strands twice.  Limited by memory bandwidth.
 #include "common.cuh"
+#include "machine.cuh"
 #include "ops/norm.h"
+#include "ptx.cuh"
 
 namespace pare::PARE_CUDA {
 
 namespace {
 
-constexpr int kWarps = 4;                 // rows of a block
-constexpr int kPacks = 4, kGroups = 128;  // of dw: a block owns so many packs of columns, and groups of strands
+constexpr int kWarps = 4;  // rows of a block, forward
+constexpr int kHeld = 8;   // packs of a row that a lane keeps in registers
+constexpr int kMostWarps = 8, kColumns = 8, kGroups = 128;
 
 template <class T>
 struct Rows {
@@ -28,87 +33,170 @@ struct Rows {
   __device__ T* at(int64_t r) const { return data + r * stride; }
 };
 
+// f(k, i) for each pack of this lane in a row of c: that from i on is number k, if k is less than kHeld.
+template <class T, class F>
+__device__ __forceinline__ void for_packs(int c, F f) {
+  const int first = threadIdx.x % 32 * kPack<T>;
+#pragma unroll
+  for (int k = 0; k < kHeld; k++)
+    if (const int i = first + k * 32 * kPack<T>; i < c) f(k, i);
+  for (int i = first + kHeld * 32 * kPack<T>; i < c; i += 32 * kPack<T>) f(kHeld, i);
+}
+
+// What a lane has of a row.  Behind the packs in registers it is read again.
+template <class T, bool kVector>
+struct Row {
+  Pack<T> held[kHeld];
+  const T* row;
+  int c;
+  __device__ __forceinline__ void load(const T* from, int columns) {
+    row = from, c = columns;
+    for_packs<T>(c, [&](int k, int i) {
+      if (k < kHeld) held[k] = load_pack<kVector>(row + i, c - i);
+    });
+  }
+  __device__ __forceinline__ Pack<T> pack(int k, int i) const {
+    return k < kHeld ? held[k] : load_pack<kVector>(row + i, c - i);
+  }
+};
+
 template <class T, bool kVector>
 __global__ void __launch_bounds__(32 * kWarps)
     fwd(Rows<T> y, float* __restrict__ rstd, Rows<const T> x, const T* __restrict__ w, int64_t rows, float eps) {
   const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (row >= rows) return;
-  const int lane = threadIdx.x % 32, c = x.c;
-  const T* xr = x.at(row);
+  const int c = x.c;
+  Row<T, kVector> xr;
+  xr.load(x.at(row), c);
   T* yr = y.at(row);
   float sum = 0;
-  for (int i = lane * kPack<T>; i < c; i += 32 * kPack<T>) {
-    const Pack<T> p = load_pack<kVector>(xr + i, c - i);
+  for_packs<T>(c, [&](int k, int i) {
+    const Pack<T> p = xr.pack(k, i);
     for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(p.v[j]), to_float(p.v[j]), sum);
-  }
+  });
   const float r = 1.f / sqrtf(warp_sum(sum) / static_cast<float>(c) + eps);
-  if (lane == 0) rstd[row] = r;
-  for (int i = lane * kPack<T>; i < c; i += 32 * kPack<T>) {
-    Pack<T> p = load_pack<kVector>(xr + i, c - i);
+  if (threadIdx.x % 32 == 0) rstd[row] = r;
+  for_packs<T>(c, [&](int k, int i) {
+    Pack<T> p = xr.pack(k, i);
     const Pack<T> q = load_pack<kVector>(w + i, c - i);
     for (int j = 0; j < kPack<T>; j++) p.v[j] = from_float<T>(to_float(p.v[j]) * r * to_float(q.v[j]));
     store_pack<kVector>(yr + i, p, c - i);
-  }
+  });
 }
 
-template <class T, bool kVector>
-__global__ void __launch_bounds__(32 * kWarps)
-    bwd_input(Rows<T> dx, Rows<const T> dy, Rows<const T> x, const T* __restrict__ w, const float* __restrict__ rstd,
-              int64_t rows, bool accumulate) {
-  const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  if (row >= rows) return;
-  const int lane = threadIdx.x % 32, c = x.c;
-  const T *gr = dy.at(row), *xr = x.at(row);
-  T* dr = dx.at(row);
-  const float r = rstd[row];
-  float dot = 0;
-  for (int i = lane * kPack<T>; i < c; i += 32 * kPack<T>) {
-    const Pack<T> g = load_pack<kVector>(gr + i, c - i), p = load_pack<kVector>(xr + i, c - i),
-                  q = load_pack<kVector>(w + i, c - i);
-    for (int j = 0; j < kPack<T>; j++) dot = fmaf(to_float(g.v[j]) * to_float(q.v[j]), to_float(p.v[j]) * r, dot);
+// Shared memory of a warp, backward: sums of dw, then two stages of rows of dy, of x and, if it adds to dx, of dx.
+template <class T>
+struct Strand {
+  float* sums;
+  int padded;  // columns, to whole packs of a warp
+  bool adds, sums_dw;
+  __host__ __device__ Strand(int c, bool adds, bool sums_dw)
+      : sums(nullptr), padded(round_up(c, 32 * kPack<T>)), adds(adds), sums_dw(sums_dw) {}
+  __host__ __device__ int bytes() const {
+    return padded * static_cast<int>((sums_dw ? sizeof(float) : 0) + 2 * (adds ? 3 : 2) * sizeof(T));
   }
-  const float mean = warp_sum(dot) / static_cast<float>(c);
-  for (int i = lane * kPack<T>; i < c; i += 32 * kPack<T>) {
-    Pack<T> g = load_pack<kVector>(gr + i, c - i);
-    const Pack<T> p = load_pack<kVector>(xr + i, c - i), q = load_pack<kVector>(w + i, c - i);
-    Pack<T> old{};
-    if (accumulate) old = load_pack<kVector>(static_cast<const T*>(dr + i), c - i);
-    for (int j = 0; j < kPack<T>; j++) {
-      const float d = r * (to_float(g.v[j]) * to_float(q.v[j]) - to_float(p.v[j]) * r * mean);
-      g.v[j] = from_float<T>(accumulate ? to_float(old.v[j]) + d : d);
+  __device__ T* row(int stage, int stream) const {
+    return reinterpret_cast<T*>(sums + (sums_dw ? padded : 0)) + (stage * (adds ? 3 : 2) + stream) * padded;
+  }
+  // The sums of columns i + j to i + j + 3, where neighbouring lanes have neighbouring words.
+  __device__ Pack<float>& four(int i, int j) const {
+    const int lane = threadIdx.x % 32;
+    return *reinterpret_cast<Pack<float>*>(sums + i - lane * kPack<T> + j * 32 + lane * 4);
+  }
+};
+
+template <bool kVector, class T>
+__device__ __forceinline__ void fetch_pack(T* to, const T* from, int left) {
+  if constexpr (kVector)
+    cp_async_16(to, from, 16);
+  else
+    store_pack<true>(to, load_pack<false>(from, left), kPack<T>);
+}
+
+// A warp a strand: rows r, r + strands, ...  parts [strands, C], or null: the sums of dw.
+template <class T, bool kVector>
+__global__ void __launch_bounds__(32 * kMostWarps, 1)
+    bwd(Rows<T> dx, float* __restrict__ parts, Rows<const T> dy, Rows<const T> x, const T* __restrict__ w,
+        const float* __restrict__ rstd, int64_t rows, int64_t strands, bool accumulate) {
+  constexpr int kStep = 32 * kPack<T>;
+  const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * kPack<T>, c = x.c;
+  const int64_t strand = int64_t{blockIdx.x} * (blockDim.x / 32) + warp;
+  if (strand >= strands) return;
+  Strand<T> s(c, accumulate, parts != nullptr);
+  s.sums = reinterpret_cast<float*>(dynamic_smem<char>() + warp * s.bytes());
+  for (int i = first; parts && i < c; i += kStep)
+    for (int j = 0; j < kPack<T>; j += 4) s.four(i, j) = {};
+  const auto fetch = [&](int stage, int64_t row) {
+    for (int i = first; row < rows && i < c; i += kStep) {
+      fetch_pack<kVector>(s.row(stage, 0) + i, dy.at(row) + i, c - i);
+      fetch_pack<kVector>(s.row(stage, 1) + i, x.at(row) + i, c - i);
+      if (accumulate) fetch_pack<kVector>(s.row(stage, 2) + i, static_cast<const T*>(dx.at(row)) + i, c - i);
     }
-    store_pack<kVector>(dr + i, g, c - i);
+    cp_async_commit();
+  };
+  fetch(0, strand);
+  int stage = 0;
+  for (int64_t row = strand; row < rows; row += strands, stage ^= 1) {
+    fetch(stage ^ 1, row + strands);
+    const float r = rstd[row];
+    const T *gr = s.row(stage, 0), *xr = s.row(stage, 1), *old = s.row(stage, 2);
+    T* dr = dx.at(row);
+    cp_async_wait<1>();
+    float dot = 0;
+#pragma unroll 2
+    for (int i = first; i < c; i += kStep) {
+      const Pack<T> g = load_pack<true>(gr + i, kPack<T>), p = load_pack<true>(xr + i, kPack<T>),
+                    q = load_pack<kVector>(w + i, c - i);
+      for (int j = 0; j < kPack<T>; j++) dot = fmaf(to_float(g.v[j]) * to_float(q.v[j]), to_float(p.v[j]) * r, dot);
+    }
+    const float mean = warp_sum(dot) / static_cast<float>(c);
+#pragma unroll 1  // unrolled, nvcc 13 stores in pieces
+    for (int i = first; i < c; i += kStep) {
+      Pack<T> d, before{};
+      const Pack<T> g = load_pack<true>(gr + i, kPack<T>), p = load_pack<true>(xr + i, kPack<T>),
+                    q = load_pack<kVector>(w + i, c - i);
+      if (accumulate) before = load_pack<true>(old + i, kPack<T>);
+      for (int j = 0; parts && j < kPack<T>; j += 4) {
+        Pack<float> sum = s.four(i, j);
+        for (int e = 0; e < 4; e++) sum.v[e] = fmaf(to_float(g.v[j + e]), to_float(p.v[j + e]) * r, sum.v[e]);
+        s.four(i, j) = sum;
+      }
+      for (int j = 0; j < kPack<T>; j++) {
+        const float there = accumulate ? to_float(before.v[j]) : -0.f;  // -0 + d is d, also where that is -0
+        d.v[j] = from_float<T>(there + r * (to_float(g.v[j]) * to_float(q.v[j]) - to_float(p.v[j]) * r * mean));
+      }
+      if constexpr (kVector)  // as one word, or nvcc 13 stores elements
+        *reinterpret_cast<uint4*>(dr + i) = __builtin_bit_cast(uint4, d);
+      else
+        store_pack<false>(dr + i, d, c - i);
+    }
   }
+  for (int i = first; parts && i < c; i += kStep)
+    for (int j = 0; j < kPack<T>; j += 4)
+      store_pack<kVector>(parts + strand * c + i + j, s.four(i, j), int64_t{c} - i - j);
 }
 
-// A thread adds up the strands of a group, whose rows are neighbours.
-template <class T, bool kVector>
-__global__ void __launch_bounds__(kPacks* kGroups) bwd_weight(float* __restrict__ dw, Rows<const T> dy, Rows<const T> x,
-                                                              const float* __restrict__ rstd, int64_t rows) {
-  constexpr int kColumns = kPacks * kPack<T>, kStrands = sizeof(T) == 2 ? 8 : 1;  // of a group
-  __shared__ float part[kGroups][kColumns];
-  const int group = threadIdx.y, i = blockIdx.x * kColumns + threadIdx.x * kPack<T>, c = x.c;
-  float sum[kStrands][kPack<T>] = {};
-  if (i < c)
-    for (int64_t first = group * kStrands; first < rows; first += kGroups * kStrands)
+// dw += parts: threadIdx.x is a column, threadIdx.y a group of kTogether strands.
+template <int kTogether>
+__global__ void __launch_bounds__(kColumns* kGroups)
+    add_strands(float* __restrict__ dw, const float* __restrict__ parts, int64_t strands, int c) {
+  __shared__ float groups[kGroups][kColumns];
+  const int column = blockIdx.x * kColumns + threadIdx.x, first = threadIdx.y * kTogether;
+  float sum = 0;
+  if (column < c) {
 #pragma unroll
-      for (int s = 0; s < kStrands; s++)
-        if (const int64_t row = first + s; row < rows) {
-          const Pack<T> g = load_pack<kVector>(dy.at(row) + i, c - i), p = load_pack<kVector>(x.at(row) + i, c - i);
-          const float r = rstd[row];
-          for (int j = 0; j < kPack<T>; j++) sum[s][j] = fmaf(to_float(g.v[j]), to_float(p.v[j]) * r, sum[s][j]);
-        }
-  for (int j = 0; j < kPack<T>; j++) {
-#pragma unroll
-    for (int s = 1; s < kStrands; s++) sum[0][j] += sum[s][j];
-    part[group][threadIdx.x * kPack<T> + j] = sum[0][j];
+    for (int s = 0; s < kTogether; s++)
+      if (first + s < strands) {
+        const float strand = parts[int64_t{first + s} * c + column];
+        sum = s == 0 ? strand : sum + strand;
+      }
   }
+  groups[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  const int column = group * kPacks + threadIdx.x, to = blockIdx.x * kColumns + column;
-  if (column >= kColumns || to >= c) return;
+  if (threadIdx.y > 0 || column >= c) return;
   float total = 0;
-  for (int g = 0; g < kGroups; g++) total += part[g][column];
-  dw[to] += total;
+  for (int g = 0; g < kGroups; g++) total += groups[g][threadIdx.x];
+  dw[column] += total;
 }
 
 template <class T, class U>
@@ -138,19 +226,24 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream stream) {
   if (rows == 0) return;
   with_act(op, a.x, [&](auto type) {
     using T = decltype(type);
+    constexpr int kTogether = sizeof(T) == 2 ? 8 : 1;
     const auto dx = rows_of<T, T>(a.dx);
     const auto dy = rows_of<T, const T>(a.dy);
     const auto x = rows_of<T, const T>(a.x);
     const bool vector = aligned16(a.dx, {dx.stride, c}) && aligned16(a.dy, {dy.stride, c}) &&
-                        aligned16(a.x, {x.stride, c}) && aligned16(a.w, {});
-    // First, because dx may overwrite dy.
+                        aligned16(a.x, {x.stride, c}) && aligned16(a.w, {}) && (!a.dw || aligned16(a.parts, {}));
+    const int64_t strands = norm_strands(rows, a.x.dtype);
+    const auto bytes = static_cast<size_t>(Strand<T>(x.c, a.accumulate, !!a.dw).bytes());
+    const size_t room = machine().shared_memory;
+    expect(bytes <= room, op, ": rows of ", c, " columns need more shared memory than a block has");
+    unsigned warps = kTogether;
+    while (warps * bytes > room) warps /= 2;
+    launch(op, vector ? bwd<T, true> : bwd<T, false>,
+           {.grid = blocks(op, strands, warps), .block = 32 * warps, .smem = warps * bytes}, stream, dx,
+           a.dw ? a.parts.as<float>() : nullptr, dy, x, a.w.as<T>(), a.rstd.as<float>(), rows, strands, a.accumulate);
     if (a.dw)
-      launch(op, vector ? bwd_weight<T, true> : bwd_weight<T, false>,
-             {.grid = blocks(op, c, kPacks * kPack<T>), .block = dim3(kPacks, kGroups)}, stream, a.dw.as<float>(), dy,
-             x, a.rstd.as<float>(), rows);
-    launch(op, vector ? bwd_input<T, true> : bwd_input<T, false>,
-           {.grid = blocks(op, rows, kWarps), .block = 32 * kWarps}, stream, dx, dy, x, a.w.as<T>(), a.rstd.as<float>(),
-           rows, a.accumulate);
+      launch(op, add_strands<kTogether>, {.grid = blocks(op, c, kColumns), .block = dim3(kColumns, kGroups)}, stream,
+             a.dw.as<float>(), a.parts.as<float>(), strands, c);
   });
 }
 

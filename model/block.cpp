@@ -77,6 +77,13 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
   adapt({Projection::down}, b.act, y);
 }
 
+void norm_backward(Device& device, const RmsnormBwd& args, Arena& arena) {
+  const ArenaScope scope(arena);
+  RmsnormBwd a = args;
+  if (a.dw) a.parts = arena.alloc("parts", a.dw.dtype, {norm_strands(a.x.shape[0], a.x.dtype), a.x.shape[1]});
+  device.rmsnorm_bwd(a);
+}
+
 void block_backward(const Model& model, int layer, const BlockBuffers& b, const Tensor& x, const Tensor& pos,
                     AttentionBackward& attention, const LayerViews& g, const Tensor& dx, const Tensor& d_qkv,
                     Arena& arena) {
@@ -104,8 +111,10 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
     weight_gradient(g.gate_up, {}, b.gate_up, b.h2);
     device.linear_bwd_input({.dx = d_h, .dy = b.gate_up, .w = w.gate_up, .accumulate = false});
     adapt({Projection::gate, Projection::up}, b.h2, b.gate_up, d_h);
-    device.rmsnorm_bwd(
-        {.dx = dx, .dw = g.post_norm, .dy = d_h, .x = b.x_mid, .w = w.post_norm, .rstd = b.rstd2, .accumulate = true});
+    norm_backward(
+        device,
+        {.dx = dx, .dw = g.post_norm, .dy = d_h, .x = b.x_mid, .w = w.post_norm, .rstd = b.rstd2, .accumulate = true},
+        arena);
   }
   {  // dx is the gradient of x + o(attention)
     const ArenaScope attn(arena);
@@ -138,8 +147,10 @@ void block_backward(const Model& model, int layer, const BlockBuffers& b, const 
     weight_gradient(g.qkv, g.qkv_bias, d_qkv, b.h1);
     device.linear_bwd_input({.dx = d_h, .dy = d_qkv, .w = w.qkv, .accumulate = false});
     adapt({Projection::q, Projection::k, Projection::v}, b.h1, d_qkv, d_h);
-    device.rmsnorm_bwd(
-        {.dx = dx, .dw = g.input_norm, .dy = d_h, .x = x, .w = w.input_norm, .rstd = b.rstd1, .accumulate = true});
+    norm_backward(
+        device,
+        {.dx = dx, .dw = g.input_norm, .dy = d_h, .x = x, .w = w.input_norm, .rstd = b.rstd1, .accumulate = true},
+        arena);
   }
 }
 

@@ -31,6 +31,9 @@ Tensor v_columns(const ModelConfig& config, const Tensor& qkv);
 void block_forward(const Model& model, int layer, const BlockBuffers& b, const Tensor& x, const Tensor& pos,
                    AttentionContext& attention, const Tensor& y);
 
+// Device::rmsnorm_bwd with `parts` from the arena.
+void norm_backward(Device& device, const RmsnormBwd& args, Arena& arena);
+
 // The backward of attention: from d_o [N, H, D] to dq (out), dk and dv (acc), strided views.
 class AttentionBackward {
  public:

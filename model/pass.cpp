@@ -129,13 +129,15 @@ void Pass::backward(const ParameterViews& gradients) {
   const Tensor dx = arena_.alloc("dx", model_.dtype, {rows_, c.hidden});
   Tensor d_qkv;
   if (d_qkv_.empty()) d_qkv = arena_.alloc("d_qkv", model_.dtype, {rows_, c.qkv_width()});
-  device.rmsnorm_bwd({.dx = dx,
-                      .dw = gradients.final_norm,
-                      .dy = d_hidden.rows(0, rows_),
-                      .x = input_of(layers),
-                      .w = model_.final_norm,
-                      .rstd = rstd_,
-                      .accumulate = false});
+  norm_backward(device,
+                {.dx = dx,
+                 .dw = gradients.final_norm,
+                 .dy = d_hidden.rows(0, rows_),
+                 .x = input_of(layers),
+                 .w = model_.final_norm,
+                 .rstd = rstd_,
+                 .accumulate = false},
+                arena_);
   for (int l = layers - 1; l >= 0; l--) {
     const Range range(device, "layer", l);
     if (l < share_) block_forward(model_, l, buffers_of(l), input_of(l), pos_, *this, {});

@@ -365,31 +365,40 @@ TEST(CudaBf16, WeightGradientsContinueAfter4096Rows) {
 
 // dw: 1024 strands of rows, each a chain; eight neighbours are added up, then their sums, then dw.
 TEST(CudaBf16, RmsnormWeightGradientIsSumsOfStrands) {
-  for (const int64_t n : {1, 9, 1023, 1024, 1025, 2049})
-    for (const int64_t c : {3, 40}) {
-      Call t(table_kernels, DType::bf16);
-      const Tensor x = t.act("x", {n, c}), dy = t.act("dy", {n, c}), w = t.act("w", {c}), dw = t.stat("dw", {c});
-      const Tensor rstd = t.stat_out("rstd", {n});
-      table_kernels.rmsnorm_fwd({t.act_out("y", {n, c}), rstd, x, w, 1e-6f}, {});
-      std::vector<float> should(c);
-      for (int64_t i = 0; i < c; i++) {
-        std::array<float, 1024> strand = {};
-        for (int64_t r = 0; r < n; r++)
-          strand[r % 1024] = std::fma(static_cast<float>(t["dy"].get(r * c + i)),
-                                      static_cast<float>(t["x"].get(r * c + i)) * static_cast<float>(t["rstd"].get(r)),
-                                      strand[r % 1024]);
-        float all = 0;
-        for (size_t g = 0; g < 1024; g += 8) {
-          float group = strand[g];
-          for (size_t s = 1; s < 8; s++) group += strand[g + s];
-          all += group;
-        }
-        should[i] = static_cast<float>(t["dw"].get(i)) + all;
+  struct Size {
+    int64_t n, c;
+  };
+  // Shared memory has room for the rows of eight warps, four and two.
+  std::vector<Size> sizes = {{11, 2504}, {11, 5000}};
+  for (const int64_t n : {1, 9, 1023, 1024, 1025, 2049, 3080})
+    for (const int64_t c : {3, 40}) sizes.push_back({n, c});
+  for (const auto& [n, c] : sizes) {
+    Call t(table_kernels, DType::bf16);
+    const Tensor x = t.act("x", {n, c}), dy = t.act("dy", {n, c}), w = t.act("w", {c}), dw = t.stat("dw", {c});
+    const Tensor rstd = t.stat_out("rstd", {n});
+    table_kernels.rmsnorm_fwd({t.act_out("y", {n, c}), rstd, x, w, 1e-6f}, {});
+    std::vector<float> should(c);
+    for (int64_t i = 0; i < c; i++) {
+      std::array<float, 1024> strand = {};
+      for (int64_t r = 0; r < n; r++)
+        strand[r % 1024] = std::fma(static_cast<float>(t["dy"].get(r * c + i)),
+                                    static_cast<float>(t["x"].get(r * c + i)) * static_cast<float>(t["rstd"].get(r)),
+                                    strand[r % 1024]);
+      float all = 0;
+      for (size_t g = 0; g < 1024; g += 8) {
+        float group = strand[g];
+        for (size_t s = 1; s < 8; s++) group += strand[g + s];
+        all += group;
       }
-      table_kernels.rmsnorm_bwd({t.act_out("dx", {n, c}), dw, dy, x, w, rstd, false}, {});
-      for (int64_t i = 0; i < c; i++)
-        EXPECT_EQ(static_cast<float>(t["dw"].get(i)), should[i]) << n << " rows, column " << i << " of " << c;
+      should[i] = static_cast<float>(t["dw"].get(i)) + all;
     }
+    const Tensor parts = t.stat_out("parts", {norm_strands(n, DType::bf16), c});
+    table_kernels.rmsnorm_bwd({t.act_out("dx", {n, c}), dw, dy, x, w, rstd, false, parts}, {});
+    for (int64_t i = 0; i < c; i++)
+      EXPECT_EQ(static_cast<float>(t["dw"].get(i)), should[i]) << n << " rows, column " << i << " of " << c;
+    table_kernels.rmsnorm_bwd({t.act_out("frozen", {n, c}), {}, dy, x, w, rstd, false}, {});
+    EXPECT_EQ(t["frozen"].bits(), t["dx"].bits());
+  }
 }
 
 TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {

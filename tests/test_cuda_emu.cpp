@@ -14,7 +14,7 @@ namespace {
 using namespace kernel;
 
 TEST(CudaEmu, RmsnormForward) {
-  for (int64_t c : {1, 7, 8, 31, 64, 257})
+  for (int64_t c : {1, 7, 8, 31, 64, 257, 2312})  // of 2312 registers hold a part
     for (int64_t gap : {0, 3, 8})
       for (bool in_place : {false, true})
         check([&](Call& t) {
@@ -24,15 +24,18 @@ TEST(CudaEmu, RmsnormForward) {
 }
 
 TEST(CudaEmu, RmsnormBackward) {
-  for (int64_t c : {1, 8, 33, 72})
+  struct Size {
+    int64_t rows, c, gap;  // 133: more rows than the strands of dw in f32
+  };
+  for (const auto& [rows, c, gap] : {Size{133, 1, 3}, {133, 8, 8}, {133, 33, 3}, {133, 72, 8}, {9, 264, 8}})
     for (bool accumulate : {false, true})
       check(
-          [&](Call& t) {
-            const int64_t rows = 133;  // more than the strands of dw
+          [&, rows = rows, c = c, gap = gap](Call& t) {
             const Tensor x = t.act("x", {rows, c}, 8), w = t.act("w", {c}), rstd = t.stat_out("rstd", {rows});
             t.table.rmsnorm_fwd({t.act_out("y", {rows, c}), rstd, x, w, 1e-2f}, {});
-            const Tensor dx = t.act("dx", {rows, c}, 3), dy = accumulate ? t.act("dy", {rows, c}, 8) : dx;
-            t.table.rmsnorm_bwd({dx, t.stat("dw", {c}), dy, x, w, rstd, accumulate}, {});
+            const Tensor dx = t.act("dx", {rows, c}, gap), dy = accumulate ? t.act("dy", {rows, c}, 8) : dx;
+            const Tensor parts = t.stat_scratch({norm_strands(rows, dx.dtype), c});
+            t.table.rmsnorm_bwd({dx, t.stat("dw", {c}), dy, x, w, rstd, accumulate, parts}, {});
           },
           1. / 128);  // rstd carries no rounding to bf16, but dx is a difference: it is compared on the scale of dy
 }
@@ -75,6 +78,66 @@ TEST(CudaEmu, AdamWWithAMaster) {
     t["norm"].set(0, 2);
     t.table.adamw(a, {});
   });
+}
+
+// In fours and alone, in panels and in a row, with words of rounding that begin anywhere.
+TEST(CudaEmu, AdamWHasTheBitsOfTheCpu) {
+  struct Size {
+    int64_t outputs, inputs, first;  // outputs 0: a vector
+  };
+  struct Result {
+    std::string m, v, master, p;
+    std::vector<double> values;
+  };
+  const auto step = [](const Table& table, DType act, DType moments, const Size& s, bool with_master) {
+    const Shape shape = s.outputs ? Shape{s.outputs, s.inputs} : Shape{s.inputs};
+    Call t(table, act);
+    Buffer m(moments, shape, 0), v(moments, shape, 0);
+    const Tensor grad = t.stat("grad", shape), norm = t.stat("norm", {1});
+    t["norm"].set(0, 2);
+    for (int64_t i = 0; i < grad.size(); i++) {
+      const double x = t["grad"].get((i + 1) % grad.size());
+      m.set(i, x / 4), v.set(i, x * x / 16);
+    }
+    const char* name = with_master ? "p" : "master";  // what moves begins with the same values
+    AdamW a{.p = s.outputs ? t.weight(name, s.outputs, s.inputs).packed : t.act(name, shape),
+            .m = m.tensor(),
+            .v = v.tensor(),
+            .grad = grad,
+            .norm = norm,
+            .max_norm = 0.5f,
+            .lr = 1e-2f,
+            .beta1 = 0.9f,
+            .beta2 = 0.999f,
+            .eps = 1e-8f,
+            .weight_decay = 0.1f,
+            .step = 3,
+            .key = 0x123456789abcdef,
+            .first = s.first};
+    if (with_master) a.master = t.stat("master", shape);
+    table.adamw(a, {});
+    if (s.outputs) table.unpack_weight({t.act_out("now", shape), {a.p, s.outputs}, 0}, {});
+    const Buffer& p = t[s.outputs ? "now" : name];
+    Result r{m.bits(), v.bits(), with_master ? t["master"].bits() : "", p.bits(), {}};
+    for (int64_t i = 0; i < p.size(); i++) r.values.push_back(p.get(i));
+    EXPECT_TRUE(t.zones_intact() && m.zones_intact() && v.zones_intact());
+    return r;
+  };
+  for (const Size& s : {Size{0, 1, 0}, {0, 1030, 0}, {0, 67, 5}, {19, 68, 4294967294}, {19, 67, 3}, {33, 132, 0}})
+    for (const DType moments : {DType::f32, DType::bf16}) {
+      const Result cpu = step(table_cpu, DType::f32, moments, s, false),
+                   f32 = step(table_kernels, DType::f32, moments, s, false);
+      const std::string what = cat(s.outputs, " x ", s.inputs, " from ", s.first);
+      EXPECT_TRUE(f32.m == cpu.m && f32.v == cpu.v && f32.p == cpu.p) << what;
+      for (const DType act : {DType::f32, DType::bf16}) {
+        const Result is = step(table_kernels, act, moments, s, true);
+        EXPECT_TRUE(is.m == cpu.m && is.v == cpu.v && is.master == cpu.p) << what;
+        for (size_t i = 0; i < cpu.values.size(); i++) {
+          const auto now = static_cast<float>(cpu.values[i]);
+          ASSERT_EQ(is.values[i], act == DType::bf16 ? from_bf16(to_bf16(now)) : now) << what << ", " << i;
+        }
+      }
+    }
 }
 
 TEST(CudaEmu, Rope) {

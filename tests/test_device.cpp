@@ -134,13 +134,15 @@ TEST(Device, NanCheckFollowsStridesAndSecondOutputs) {
   device.check_nan = true;
   const int64_t N = 3, C = 4;
   std::vector<float> dx(N * (C + 1), NAN), dw = {0, 0, NAN, 0}, dy(N * C, 1), x(N * C, 1), w(C, 1), rstd(N, 1);
+  std::vector<float> parts(N * C);
   const RmsnormBwd a{f32(dx, {N, C + 1}).columns(0, C),
                      f32(dw, {C}),
                      f32(dy, {N, C}),
                      f32(x, {N, C}),
                      f32(w, {C}),
                      f32(rstd, {N}),
-                     false};
+                     false,
+                     f32(parts, {N, C})};
   try {
     device.rmsnorm_bwd(a);
     FAIL() << "no error";

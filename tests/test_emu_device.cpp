@@ -99,7 +99,8 @@ const Table emu_with_norms_of_cpu = [] {
   };
   t.rmsnorm_bwd = [](const RmsnormBwd& a, Stream s) {
     OnTheHost host(s);
-    table_cpu.rmsnorm_bwd({host(a.dx), host(a.dw), host(a.dy), host(a.x), host(a.w), host(a.rstd), a.accumulate}, s);
+    table_cpu.rmsnorm_bwd(
+        {host(a.dx), host(a.dw), host(a.dy), host(a.x), host(a.w), host(a.rstd), a.accumulate, host(a.parts)}, s);
   };
   t.qk_norm_rope_fwd = [](const QkNormRopeFwd& a, Stream s) {
     OnTheHost host(s);

@@ -163,7 +163,9 @@ TEST_P(OpBits, ParameterGradientsContinueAcrossCalls) {
       auto part = [begin = begin, count = count](const Buffer& b) { return b.tensor().rows(begin, count); };
       table.linear_bwd_weight({dw.tensor(), dbias.tensor(), part(dy), part(x)}, {});
       table.embedding_bwd({dtable.tensor(), part(dy), part(ids)}, {});
-      table.rmsnorm_bwd({part(dx), dgain.tensor(), part(dnorm), part(x), w.tensor(), part(rstd), false}, {});
+      const Buffer parts = f32({norm_strands(count, DType::f32), I});
+      table.rmsnorm_bwd({part(dx), dgain.tensor(), part(dnorm), part(x), w.tensor(), part(rstd), false, parts.tensor()},
+                        {});
     }
     for (const Buffer* b : {&dw, &dbias, &dtable, &dgain, &dx}) results.push_back(b->element_bytes());
   }
@@ -195,7 +197,8 @@ TEST_P(OpBits, QkNormRopeIsRmsnormThenRope) {
         const auto head = [&, D = D](const Buffer& b) { return b.tensor().rows(n, 1).columns(i * D, D); };
         const Tensor r = make_tensor(rstd.tensor().as<float>() + n * h + i, DType::f32, {1}), gain = w[kind].tensor();
         table.rmsnorm_fwd({head(y), r, head(x), gain, 1e-6f}, {});
-        table.rmsnorm_bwd({head(dx), dw[kind].tensor(), head(dx), head(x), gain, r, false}, {});
+        const Buffer parts = f32({1, D});
+        table.rmsnorm_bwd({head(dx), dw[kind].tensor(), head(dx), head(x), gain, r, false, parts.tensor()}, {});
       }
     table.rope_fwd({part(y, 0, h), table_of.tensor(), pos.tensor()}, {});
 
@@ -506,8 +509,10 @@ TEST_P(OpBits, ThreadsDoNotChangeLargeResults) {
     const Buffer gain = f32({I}, "gain"), normed = f32({M, I}), rstd = f32({M}), dgain = f32({I}, "dgain");
     table.rmsnorm_fwd({normed.tensor(), rstd.tensor(), x.tensor(), gain.tensor(), 1e-6f}, {});
     const Buffer dnorm = f32({M, I}, "dnorm"), dxn = f32({M, I});
-    table.rmsnorm_bwd({dxn.tensor(), dgain.tensor(), dnorm.tensor(), x.tensor(), gain.tensor(), rstd.tensor(), false},
-                      {});
+    const Buffer parts = f32({norm_strands(M, DType::f32), I});
+    table.rmsnorm_bwd(
+        {dxn.tensor(), dgain.tensor(), dnorm.tensor(), x.tensor(), gain.tensor(), rstd.tensor(), false, parts.tensor()},
+        {});
     const Attended attended = attend_alone(table, Sequence("s", 150, {8, 4, 32}));
     const Buffer logits = f32({M, V}, "logits"), lp = f32({M}), h = f32({M}), target = i32({M}, below("t", M, V));
     table.logprob({lp.tensor(), h.tensor(), logits.tensor(), target.tensor(), 1}, {});

@@ -22,7 +22,10 @@ Call rmsnorm_bwd(Operands& o, const Dims& d) {
   a.accumulate = d["accumulate"];
   a.dx = d["in_place"] || a.accumulate ? o.inout("dx", shape, d["gap"]) : o.out("dx", shape, d["gap"]);
   a.dy = d["in_place"] ? a.dx : o.in("dy", shape, d["gap"]);
-  if (!d["frozen"]) a.dw = o.stat_inout("dw", {d["C"]});
+  if (!d["frozen"]) {
+    a.dw = o.stat_inout("dw", {d["C"]});
+    a.parts = o.stat_scratch("parts", {norm_strands(d["N"], o.act), d["C"]});
+  }
   a.x = o.in("x", shape, d["gap"]), a.w = o.in("w", {d["C"]});
   a.rstd = o.stat_in("rstd", {d["N"]}, positive());
   return a;
