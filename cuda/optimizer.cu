@@ -1,9 +1,10 @@
 // Sums of squares and AdamW (ops/optimizer.h states the formulas).
 //
 // AdamW: p [n] act, or the panels of a weight; m, v f32 or bf16, grad and master f32 [n] or [O, I]; m, v and master (p,
-// without one) are updated in place, p is then the master's rounding.  Every element stands alone.  Bytes an element:
-// 20 + 2 act-size, with a master 28 + act-size, with bf16 moments 8 less; limited by memory bandwidth, and that of p in
-// panels by its scattered accesses.
+// without one) are updated in place, p is then the master's rounding.  Every element stands alone.  A thread takes four
+// neighbours, by words of 16 bytes (of bf16: 8) where rows begin at such; of a weight, 16 threads side by side take the
+// outputs of a panel, so that what they store of an input is a whole sector.  Bytes an element: 20 + 2 act-size, with a
+// master 28 + act-size, with bf16 moments 8 less; limited by memory bandwidth.
 // Squares: sums of blocks of at most 4096 elements, each a row sum of 16 lanes; 4 bytes an element, limited by memory
 // bandwidth.
 #include <cmath>
@@ -40,36 +41,93 @@ __global__ void __launch_bounds__(kThreads)
 
 struct Step {
   float max_norm, lr, beta1, beta2, eps, weight_decay, c1, c2;
-  uint64_t key;           // of the rounding to bf16
-  int64_t first, inputs;  // inputs 0: p is a row
+  uint64_t key;  // of the rounding to bf16
+  int64_t first, outputs, inputs;
+  bool panels, vector;  // p lies in panels, else it is one row; fours of every row are aligned
 };
 
-__device__ __forceinline__ void keep(float* to, float x, uint32_t) { *to = x; }
-__device__ __forceinline__ void keep(bf16* to, float x, uint32_t random) {
-  *to = __ushort_as_bfloat16(static_cast<unsigned short>((__float_as_uint(x) + (random & 0xffffu)) >> 16));
+constexpr int kTile = kThreads / kPanel * 4;  // inputs of a panel that a block updates
+
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+  T v[4];
+};
+template <class T>
+__device__ __forceinline__ Four<T> load_four(const T* from, int count, bool vector) {
+  if (vector && count == 4) return *reinterpret_cast<const Four<T>*>(from);
+  Four<T> x{};
+  for (int j = 0; j < 4; j++)
+    if (j < count) x.v[j] = from[j];
+  return x;
 }
-__device__ __forceinline__ uint32_t rounding_word(uint64_t element, uint64_t key) {
-  const uint4 w = philox({static_cast<uint32_t>(element) / 4, static_cast<uint32_t>(element >> 32), 0, 0}, key);
-  return word_of(w, static_cast<int>(element % 4));
+template <class T>
+__device__ __forceinline__ void store_four(T* to, const Four<T>& x, int count, bool vector) {
+  if (vector && count == 4) {
+    *reinterpret_cast<Four<T>*>(to) = x;
+    return;
+  }
+  for (int j = 0; j < 4; j++)
+    if (j < count) to[j] = x.v[j];
+}
+
+__device__ __forceinline__ void keep(float& to, float x, uint32_t) { to = x; }
+__device__ __forceinline__ void keep(bf16& to, float x, uint32_t random) {
+  to = __ushort_as_bfloat16(static_cast<unsigned short>((__float_as_uint(x) + (random & 0xffffu)) >> 16));
+}
+__device__ __forceinline__ uint4 rounding_words(uint64_t element, uint64_t key) {  // of it and its three neighbours
+  return philox({static_cast<uint32_t>(element) / 4, static_cast<uint32_t>(element >> 32), 0, 0}, key);
 }
 
 template <class T, class M>
 __global__ void __launch_bounds__(kThreads)
     step(T* __restrict__ p, float* __restrict__ master, M* __restrict__ m, M* __restrict__ v,
-         const float* __restrict__ grad, const float* __restrict__ norm, int64_t n, Step s) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= n) return;
-  const float scale = s.max_norm > 0 && *norm > s.max_norm ? s.max_norm / *norm : 1.f, g = grad[i] * scale;
-  T& w = p[s.inputs ? place_of_weight<T>(i / s.inputs, i % s.inputs, s.inputs) : i];
-  const float old = master ? master[i] : to_float(w);
-  const float m1 = fmaf(s.beta1, to_float(m[i]), (1.f - s.beta1) * g),
-              v1 = fmaf(s.beta2, to_float(v[i]), (1.f - s.beta2) * (g * g));
-  const float move = m1 * s.c1 / (sqrtf(v1 * s.c2) + s.eps);
-  const uint32_t word = sizeof(M) == 2 ? rounding_word(static_cast<uint64_t>(s.first + i), s.key) : 0;
-  keep(m + i, m1, word), keep(v + i, v1, word >> 16);
-  const float now = fmaf(-s.lr, fmaf(s.weight_decay, old, move), old);
-  if (master) master[i] = now;
-  w = from_float<T>(now);
+         const float* __restrict__ grad, const float* __restrict__ norm, Step s) {
+  int64_t o = 0, i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * 4;
+  if (s.panels) {
+    const auto tiles = static_cast<unsigned>(ceil_div(s.inputs, kTile));
+    o = int64_t{blockIdx.x / tiles} * kPanel + threadIdx.x % kPanel;
+    i = int64_t{blockIdx.x % tiles} * kTile + threadIdx.x / kPanel * 4;
+  }
+  if (o >= s.outputs || i >= s.inputs) return;
+  const int count = s.inputs - i < 4 ? static_cast<int>(s.inputs - i) : 4;
+  const int64_t at = o * s.inputs + i;
+  const auto place = [&](int j) { return place_of_weight<T>(o, i + j, s.inputs); };
+  const float scale = s.max_norm > 0 && *norm > s.max_norm ? s.max_norm / *norm : 1.f;
+  const Four<float> g4 = load_four(grad + at, count, s.vector);
+  Four<M> m4 = load_four(m + at, count, s.vector), v4 = load_four(v + at, count, s.vector);
+  Four<float> now{};
+  Four<T> p4{};
+  if (master) {
+    now = load_four(master + at, count, s.vector);
+  } else {
+    if (!s.panels) p4 = load_four(p + at, count, s.vector);
+    for (int j = 0; j < 4; j++) now.v[j] = to_float(s.panels && j < count ? p[place(j)] : p4.v[j]);
+  }
+  const auto element = static_cast<uint64_t>(s.first + at);
+  const int shift = static_cast<int>(element % 4);
+  uint4 words{}, behind{};
+  if (sizeof(M) == 2) {
+    words = rounding_words(element, s.key);
+    if (shift > 0) behind = rounding_words(element + 3, s.key);
+  }
+  for (int j = 0; j < 4; j++) {
+    const float g = g4.v[j] * scale, old = now.v[j];
+    const float m1 = fmaf(s.beta1, to_float(m4.v[j]), (1.f - s.beta1) * g),
+                v1 = fmaf(s.beta2, to_float(v4.v[j]), (1.f - s.beta2) * (g * g));
+    const float move = m1 * s.c1 / (sqrtf(v1 * s.c2) + s.eps);
+    const uint32_t word = word_of(shift + j < 4 ? words : behind, (shift + j) % 4);
+    keep(m4.v[j], m1, word), keep(v4.v[j], v1, word >> 16);
+    now.v[j] = fmaf(-s.lr, fmaf(s.weight_decay, old, move), old);
+    p4.v[j] = from_float<T>(now.v[j]);
+  }
+  store_four(m + at, m4, count, s.vector), store_four(v + at, v4, count, s.vector);
+  if (master) store_four(master + at, now, count, s.vector);
+  if (!s.panels) {
+    store_four(p + at, p4, count, s.vector);
+    return;
+  }
+  for (int j = 0; j < 4; j++)
+    if (j < count) p[place(j)] = p4.v[j];
 }
 
 }  // namespace
@@ -85,27 +143,38 @@ void square_sums(const SquareSums& a, Stream stream) {
 void adamw(const AdamW& a, Stream stream) {
   const char* op = "adamw";
   const int64_t n = a.grad.size();
-  const bool of_weight = a.p.rank == 3;
+  const bool panels = a.p.rank == 3;
+  const int64_t outputs = panels ? a.grad.shape[0] : 1, inputs = panels ? a.grad.shape[1] : n;
   if (n == 0) return;
   const double t = static_cast<double>(a.step);
-  const Step s{.max_norm = a.max_norm,
-               .lr = a.lr,
-               .beta1 = a.beta1,
-               .beta2 = a.beta2,
-               .eps = a.eps,
-               .weight_decay = a.weight_decay,
-               .c1 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta1), t))),
-               .c2 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta2), t))),
-               .key = a.key,
-               .first = a.first,
-               .inputs = of_weight ? a.grad.shape[1] : 0};
+  Step s{.max_norm = a.max_norm,
+         .lr = a.lr,
+         .beta1 = a.beta1,
+         .beta2 = a.beta2,
+         .eps = a.eps,
+         .weight_decay = a.weight_decay,
+         .c1 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta1), t))),
+         .c2 = static_cast<float>(1 / (1 - std::pow(static_cast<double>(a.beta2), t))),
+         .key = a.key,
+         .first = a.first,
+         .outputs = outputs,
+         .inputs = inputs,
+         .panels = panels,
+         .vector = false};
   with_act(op, a.p, [&](auto type) {
     with_act(op, a.m, [&](auto moment) {
       using T = decltype(type);
       using M = decltype(moment);
-      launch(op, step<T, M>, {.grid = blocks(op, n, kThreads), .block = kThreads}, stream, a.p.as<T>(),
+      const auto aligned = [&](const Tensor& x) {
+        return reinterpret_cast<uintptr_t>(x.data) % (4 * dtype_size(x.dtype)) == 0;
+      };
+      s.vector = (outputs == 1 || inputs % 4 == 0) && aligned(a.m) && aligned(a.v) && aligned(a.grad) &&
+                 (panels || aligned(a.p)) && (!a.master || aligned(a.master));
+      const unsigned grid =
+          panels ? blocks(op, weight_panels(outputs) * ceil_div(inputs, kTile), 1) : blocks(op, inputs, 4 * kThreads);
+      launch(op, step<T, M>, {.grid = grid, .block = kThreads}, stream, a.p.as<T>(),
              a.master ? a.master.as<float>() : nullptr, a.m.as<M>(), a.v.as<M>(), a.grad.as<float>(),
-             a.norm.as<float>(), n, s);
+             a.norm.as<float>(), s);
     });
   });
 }
