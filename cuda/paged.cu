@@ -1,10 +1,9 @@
-// Keys and values in pages (attention.h: KvWrite, AttnPaged, KvCopyPages).
+// Attention over keys and values in pages, and copies of pages (AttnPaged, KvCopyPages).
 //
 // k_pages [pages, K, D, 16], v_pages [pages, K, 16, D]; page_table [sequences, max_pages] with any stride between
-// rows; queries [S, 4]: PagedRow.  kv_write overwrites the new slots and nothing else; attn_paged overwrites the rows
-// of its entries in o [N, H, D].  D <= 256.
+// rows; queries [S, 4]: PagedRow.  The rows of its entries in o [N, H, D] are overwritten.  D <= 256.
 //
-// Order of attn_paged: that of attn_fwd, with its code (attention.cuh, attention_mma.cuh), f32 and bf16, so a row has
+// Order: that of attn_fwd, with its code (attention.cuh, attention_mma.cuh), f32 and bf16, so a row has
 // the bits that attn_fwd gives it in the packed sequence; f32 has those of the `cpu` table.  A tile holds the query
 // rows of one key head, the heads of its group next to one another.  Slots at or past PagedRow::slots count as zeros
 // and are not read.
@@ -19,55 +18,11 @@
 // 4 (D + 2) a head twice; limited by memory bandwidth in decode.  Other tiles walk their slots alone.
 #include "attention_mma.cuh"
 #include "machine.cuh"
-#include "ops/paged.h"
+#include "paged.cuh"
 
 namespace pare::PARE_CUDA {
 
 namespace {
-
-// The pages, and the entries that are read or written: PagedRow.
-template <class T>
-struct Pages {
-  T *k, *v;
-  const int32_t* table;
-  int64_t table_stride;
-  const int4* queries;
-  int n_queries, kv_heads, head_dim;
-  __device__ __forceinline__ int64_t head(int64_t table_row, int slot, int h) const {  // number of (page, head)
-    return int64_t{table[table_row * table_stride + slot / kPageSlots]} * kv_heads + h;
-  }
-  __device__ __forceinline__ T* k_at(int64_t head, int slot, int c) const {
-    return k + (head * head_dim + c) * kPageSlots + slot % kPageSlots;
-  }
-  __device__ __forceinline__ T* v_at(int64_t head, int slot, int c) const {
-    return v + (head * kPageSlots + slot % kPageSlots) * head_dim + c;
-  }
-};
-
-struct Beside {  // absent: null
-  int32_t* pos_pages;
-  const int32_t* pos;
-};
-
-// blockIdx.x is a new row.
-template <class T>
-__global__ void __launch_bounds__(kThreads) write_rows(Pages<T> pages, const T* __restrict__ k, const T* __restrict__ v,
-                                                       int64_t k_stride, int64_t v_stride, Beside beside) {
-  const auto t = find_tile<1, PagedRow>(pages.queries, pages.n_queries, blockIdx.x);
-  if (t.rows == 0) return;
-  const int slot = t.slots - t.rows + t.first;
-  const int64_t row = t.row + t.first;
-  for (int i = threadIdx.x; i < pages.kv_heads * pages.head_dim; i += kThreads) {
-    const int h = i / pages.head_dim, c = i % pages.head_dim;
-    const int64_t head = pages.head(t.table_row, slot, h);
-    *pages.k_at(head, slot, c) = k[row * k_stride + i];
-    *pages.v_at(head, slot, c) = v[row * v_stride + i];
-  }
-  for (int h = threadIdx.x; h < pages.kv_heads; h += kThreads) {
-    const int64_t at = pages.head(t.table_row, slot, h) * kPageSlots + slot % kPageSlots;
-    if (beside.pos_pages) beside.pos_pages[at] = beside.pos[row];
-  }
-}
 
 template <class T>
 struct Args {
@@ -572,19 +527,6 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = threadIdx.x; i < words; i += kThreads) copy_word(to + i, from + i);
 }
 
-template <class T>
-Pages<T> pages_of(const char* op, const Tensor& k, const Tensor& v, const Tensor& table, const Tensor& queries) {
-  expect_heads(op, k.shape[2], k.shape[1]);
-  return {k.as<std::remove_const_t<T>>(),
-          v.as<std::remove_const_t<T>>(),
-          table.as<int32_t>(),
-          table.stride[0],
-          entries(op, queries),
-          static_cast<int>(queries.shape[0]),
-          static_cast<int>(k.shape[1]),
-          static_cast<int>(k.shape[2])};
-}
-
 }  // namespace
 
 void add_mass(const AttnPaged& a, Stream stream);  // paged_mass.cu
@@ -601,19 +543,6 @@ void expect_head_dim(DType act, int64_t head_dim) {
   if (bytes > m.shared_memory)
     fail(m.name, ": heads of ", head_dim, " channels in ", dtype_name(act), " need ", bytes,
          " bytes of shared memory for a block, which has ", m.shared_memory, "; run with --device cpu");
-}
-
-void kv_write(const KvWrite& a, Stream stream) {
-  const char* op = "kv_write";
-  with_act(op, a.k, [&](auto type) {
-    using T = decltype(type);
-    const auto pages = pages_of<T>(op, a.k_pages, a.v_pages, a.page_table, a.queries);
-    const int64_t rows = a.k.shape[0];
-    if (rows == 0 || pages.n_queries == 0) return;
-    const Beside beside{a.pos_pages ? a.pos_pages.as<int32_t>() : nullptr, a.pos_pages ? a.pos.as<int32_t>() : nullptr};
-    launch(op, write_rows<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, pages, a.k.as<T>(), a.v.as<T>(),
-           a.k.stride[0], a.v.stride[0], beside);
-  });
 }
 
 void attn_paged(const AttnPaged& a, Stream stream) {

@@ -15,40 +15,23 @@
 // ascends; the groups of a warp by a tree, the warps of a block in order, blocks in eight strands, those in order: the
 // same bits in every run, but not for another split into micro-batches.
 // Bytes: forward 2, backward 3 streams of N * (H+K) * D.  Limited by memory bandwidth.
+//
+// kv_write: k_pages [pages, K, D, 16], v_pages [pages, K, 16, D]; page_table [sequences, max_pages] with any stride
+// between rows; queries [S, 4]: PagedRow.  The new slots are overwritten, and the outputs of its rotation, which has
+// the bits of the op alone: in decoding one kernel does both.  A row that no entry names is rotated and not written.
+// Bytes: those of the rotation, v read and the new slots written, those of K by scattered stores of an element. Limited
+// by latency: 256 rows are 3 MB.
 #include <algorithm>
 #include <bit>
 
-#include "common.cuh"
 #include "ops/rope.h"
+#include "paged.cuh"
 
 namespace pare::PARE_CUDA {
 
 namespace {
 
-constexpr int kThreads = 128;
-
-// A thread rotates one pack of pairs; blockIdx.x is the row.
-template <class T, bool kVector>
-__global__ void __launch_bounds__(kThreads) rotate(T* __restrict__ x, int64_t stride, const float* __restrict__ table,
-                                                   const int32_t* __restrict__ pos, int heads, int half, float sign) {
-  const int packs = ceil_div(half, kPack<T>), i = blockIdx.y * kThreads + threadIdx.x;
-  if (i >= heads * packs) return;
-  const int c = i % packs * kPack<T>, left = half - c;
-  T* p = x + int64_t{blockIdx.x} * stride + int64_t{i / packs} * 2 * half + c;
-  const float* angle = table + int64_t{pos[blockIdx.x]} * 2 * half + c;
-  Pack<T> a = load_pack<kVector>(static_cast<const T*>(p), left);
-  Pack<T> b = load_pack<kVector>(static_cast<const T*>(p + half), left);
-  for (int j = 0; j < kPack<T>; j++) {
-    if (!kVector && j >= left) break;
-    const float cos = angle[j], sin = sign * angle[half + j], u = to_float(a.v[j]), v = to_float(b.v[j]);
-    a.v[j] = from_float<T>(u * cos - v * sin);
-    b.v[j] = from_float<T>(v * cos + u * sin);
-  }
-  store_pack<kVector>(p, a, left);
-  store_pack<kVector>(p + half, b, left);
-}
-
-// ---- behind the norm of queries and keys
+constexpr int kMostChannels = 256;
 
 // The heads of N rows.
 template <class T>
@@ -57,7 +40,6 @@ struct Heads {
   int64_t stride;  // from row to row
   __device__ T* at(int64_t n, int h, int half) const { return data + n * stride + h * 2 * half; }
 };
-
 struct Shape {
   int64_t rows;
   int heads, q_heads, half, lanes;  // lanes: of a head
@@ -100,6 +82,52 @@ __device__ __forceinline__ float group_sum(float v, int lanes) {
   return v;
 }
 
+// Of the head that a group of lanes has: 1 / sqrt(mean(x^2) + eps).
+template <class T>
+__device__ __forceinline__ float rstd_of(const Pairs<T>& x, const Shape& s, float eps) {
+  float sum = 0;
+  for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(x.a.v[j]), to_float(x.a.v[j]), sum);
+  for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(x.b.v[j]), to_float(x.b.v[j]), sum);
+  return 1.f / sqrtf(group_sum(sum, s.lanes) / static_cast<float>(2 * s.half) + eps);
+}
+
+// Rotates the pairs from i on; a(j) and b(j) are what they hold.
+template <bool kVector, class T, class A, class B>
+__device__ __forceinline__ void rotate_pairs(Pairs<T>& x, const float* angle, int half, int i, float sign, A a, B b) {
+  angle += i;
+  for (int j = 0; j < kPack<T>; j++) {
+    if (!kVector && i + j >= half) break;
+    const float cos = angle[j], sin = sign * angle[half + j], u = a(j), v = b(j);
+    x.a.v[j] = from_float<T>(u * cos - v * sin);
+    x.b.v[j] = from_float<T>(v * cos + u * sin);
+  }
+}
+template <bool kVector, class T>
+__device__ __forceinline__ void rotate(Pairs<T>& x, const float* angle, int half, int i, float sign) {
+  rotate_pairs<kVector>(
+      x, angle, half, i, sign, [&](int j) { return to_float(x.a.v[j]); }, [&](int j) { return to_float(x.b.v[j]); });
+}
+// The same behind the norm with weights w.
+template <bool kVector, class T>
+__device__ __forceinline__ void norm_and_rotate(Pairs<T>& x, float rstd, const Pairs<T>& w, const float* angle,
+                                                int half, int i) {
+  rotate_pairs<kVector>(
+      x, angle, half, i, 1, [&](int j) { return to_float(x.a.v[j]) * rstd * to_float(w.a.v[j]); },
+      [&](int j) { return to_float(x.b.v[j]) * rstd * to_float(w.b.v[j]); });
+}
+
+// A thread rotates one pack of pairs; blockIdx.x is the row.
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kThreads) rotate_heads(Heads<T> x, Angles angles, int heads, int half, float sign) {
+  const int packs = ceil_div(half, kPack<T>), i = blockIdx.y * kThreads + threadIdx.x;
+  if (i >= heads * packs) return;
+  const int c = i % packs * kPack<T>;
+  T* head = x.at(blockIdx.x, i / packs, half);
+  Pairs<T> v = load_pairs<kVector>(static_cast<const T*>(head), half, c);
+  rotate<kVector>(v, angles.of(blockIdx.x, half), half, c, sign);
+  store_pairs<kVector>(head, v, half, c);
+}
+
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     qk_fwd(Heads<T> y, float* __restrict__ rstd, Heads<const T> x, const T* __restrict__ q_norm,
@@ -108,25 +136,15 @@ __global__ void __launch_bounds__(kThreads)
   const Place p(s, head, kPack<T>);
   Pairs<T> v{};
   if (p.live) v = load_pairs<kVector>(x.at(p.n, p.h, s.half), s.half, p.i);
-  float sum = 0;
-  for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(v.a.v[j]), to_float(v.a.v[j]), sum);
-  for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(v.b.v[j]), to_float(v.b.v[j]), sum);
-  const float r = 1.f / sqrtf(group_sum(sum, s.lanes) / static_cast<float>(2 * s.half) + eps);
+  const float r = rstd_of(v, s, eps);
   if (!p.live) return;
   if (p.i == 0) rstd[head] = r;
   const Pairs<T> w = load_pairs<kVector>(p.h < s.q_heads ? q_norm : k_norm, s.half, p.i);
-  const float* angle = angles.of(p.n, s.half) + p.i;
-  for (int j = 0; j < kPack<T>; j++) {
-    if (!kVector && p.i + j >= s.half) break;
-    const float cos = angle[j], sin = angle[s.half + j];
-    const float a = to_float(v.a.v[j]) * r * to_float(w.a.v[j]), b = to_float(v.b.v[j]) * r * to_float(w.b.v[j]);
-    v.a.v[j] = from_float<T>(a * cos - b * sin);
-    v.b.v[j] = from_float<T>(b * cos + a * sin);
-  }
+  norm_and_rotate<kVector>(v, r, w, angles.of(p.n, s.half), s.half, p.i);
   store_pairs<kVector>(y.at(p.n, p.h, s.half), v, s.half, p.i);
 }
 
-constexpr int kBwdThreads = 256, kBwdWarps = kBwdThreads / 32, kMostChannels = 256;
+constexpr int kBwdThreads = 256, kBwdWarps = kBwdThreads / 32;
 static_assert(norm_parts(kBwdWarps) == 1 && norm_parts(kBwdWarps + 1) == 2);  // a block has a group a warp, at least
 
 // Of the pairs of a thread: what it adds to the gradient of a weight.
@@ -219,17 +237,85 @@ __global__ void __launch_bounds__(kColumns* kStrands)
   (c < dim ? dq_norm[c] : dk_norm[c - dim]) += sum;
 }
 
+// ---- into the cache
+
+struct Beside {  // absent: null
+  int32_t* pos_pages;
+  const int32_t* pos;
+};
+
+// The entry that names `row`, or one without rows.  In decoding it is most often number `row`.
+__device__ PagedRow entry_of_row(const int4* entries, int n, int row) {
+  const auto names = [&](int i) { return i < n && row >= entries[i].x && row - entries[i].x < entries[i].y; };
+  if (names(row)) return entry_at<PagedRow>(entries, row);
+  for (int base = 0; base < n; base += 32)
+    if (const unsigned found = __ballot_sync(kAllLanes, names(base + static_cast<int>(threadIdx.x) % 32)))
+      return entry_at<PagedRow>(entries, base + __ffs(static_cast<int>(found)) - 1);
+  return {};
+}
+
+// What write_rows does before it writes (Rotation).
+template <class T>
+struct Rotate {
+  Heads<const T> from;
+  Heads<T> to;               // from == to unless there is a norm
+  float* rstd;               // null: no norm
+  const T *q_norm, *k_norm;  // as rstd
+  Angles angles;             // without table: no rotation, all heads are keys
+  Shape s;
+  float eps;
+};
+
+// blockIdx.x is a row.  A group of lanes has a head, as in rope.cu; the group of a key head moves that of the values
+// too.
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kThreads)
+    write_rows(Pages<T> pages, Rotate<T> x, Heads<const T> values, Beside beside) {
+  const Shape& s = x.s;
+  const int row = static_cast<int>(blockIdx.x), own = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) / s.lanes;
+  const PagedRow entry = entry_of_row(pages.queries, pages.n_queries, row);
+  const Place p(s, own < s.heads ? int64_t{row} * s.heads + own : s.rows * s.heads, kPack<T>);
+  Pairs<T> k{};
+  if (p.live) k = load_pairs<kVector>(x.from.at(row, p.h, s.half), s.half, p.i);
+  const float r = x.rstd ? rstd_of(k, s, x.eps) : 0;
+  if (!p.live) return;
+  if (x.angles.table) {
+    const float* angle = x.angles.of(row, s.half);
+    if (x.rstd) {
+      if (p.i == 0) x.rstd[int64_t{row} * s.heads + p.h] = r;
+      const Pairs<T> w = load_pairs<kVector>(p.h < s.q_heads ? x.q_norm : x.k_norm, s.half, p.i);
+      norm_and_rotate<kVector>(k, r, w, angle, s.half, p.i);
+    } else {
+      rotate<kVector>(k, angle, s.half, p.i, 1);
+    }
+    store_pairs<kVector>(x.to.at(row, p.h, s.half), k, s.half, p.i);
+  }
+  if (p.h < s.q_heads || entry.rows == 0) return;
+  const int slot = entry.slots - entry.rows + row - entry.row, h = p.h - s.q_heads;
+  const int64_t head = pages.head(entry.table_row, slot, h);
+  for (int j = 0; j < kPack<T>; j++) {
+    if (!kVector && p.i + j >= s.half) break;
+    *pages.k_at(head, slot, p.i + j) = k.a.v[j];
+    *pages.k_at(head, slot, s.half + p.i + j) = k.b.v[j];
+  }
+  const Pairs<T> v = load_pairs<kVector>(values.at(row, h, s.half), s.half, p.i);
+  store_pairs<kVector>(pages.v_at(head, slot, 0), v, s.half, p.i);
+  if (p.i == 0 && beside.pos_pages) beside.pos_pages[head * kPageSlots + slot % kPageSlots] = beside.pos[row];
+}
+
+// ---- host
+
+template <class T, class U>
+Heads<U> heads_of(const Tensor& t) {
+  return {static_cast<U*>(t.as<T>()), t.stride[0]};
+}
+
 // `lanes` for packs of `pack` elements.
 Shape shape_of(const char* op, const Tensor& x, int64_t q_heads, int64_t pack) {
   const int64_t packs = ceil_div(x.shape[2] / 2, pack);
   expect(x.shape[2] <= kMostChannels, op, ": heads of ", x.shape[2], " channels; at most ", kMostChannels);
   return {x.shape[0], static_cast<int>(x.shape[1]), static_cast<int>(q_heads), static_cast<int>(x.shape[2] / 2),
           static_cast<int>(std::min<uint64_t>(32, std::bit_ceil(static_cast<uint64_t>(packs))))};
-}
-
-template <class T, class U>
-Heads<U> heads_of(const Tensor& t) {
-  return {static_cast<U*>(t.as<T>()), t.stride[0]};
 }
 
 void rope(const char* op, const Tensor& x, const Tensor& table, const Tensor& pos, float sign, Stream stream) {
@@ -239,9 +325,9 @@ void rope(const char* op, const Tensor& x, const Tensor& table, const Tensor& po
     using T = decltype(type);
     const bool vector = aligned16(x, {x.stride[0], half});
     const int64_t packs = x.shape[1] * ceil_div(half, kPack<T>);
-    launch(op, vector ? rotate<T, true> : rotate<T, false>,
-           {.grid = dim3(blocks(op, n, 1), blocks(op, packs, kThreads)), .block = kThreads}, stream, x.as<T>(),
-           x.stride[0], table.as<float>(), pos.as<int32_t>(), x.shape[1], half, sign);
+    launch(op, vector ? rotate_heads<T, true> : rotate_heads<T, false>,
+           {.grid = dim3(blocks(op, n, 1), blocks(op, packs, kThreads)), .block = kThreads}, stream, heads_of<T, T>(x),
+           Angles{table.as<float>(), pos.as<int32_t>()}, x.shape[1], half, sign);
   });
 }
 
@@ -287,6 +373,35 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream stream) {
     if (a.dq_norm)
       launch(op, add_parts, {.grid = blocks(op, 4 * s.half, kColumns), .block = dim3(kColumns, kStrands)}, stream,
              a.dq_norm.as<float>(), a.dk_norm.as<float>(), a.parts.as<float>(), parts, 2 * s.half);
+  });
+}
+
+void kv_write(const KvWrite& a, Stream stream) {
+  const char* op = "kv_write";
+  with_act(op, a.k, [&](auto type) {
+    using T = decltype(type);
+    const auto pages = pages_of<T>(op, a.k_pages, a.v_pages, a.page_table, a.queries);
+    const int64_t rows = a.k.shape[0];
+    if (rows == 0) return;
+    const Beside beside{a.pos_pages ? a.pos_pages.as<int32_t>() : nullptr, a.pos_pages ? a.pos.as<int32_t>() : nullptr};
+    const auto& [rope, norm] = a.rotation;
+    const Tensor& to = a.rotation ? a.rotation.result() : a.k;
+    const Tensor& from = norm.y ? norm.x : to;
+    Rotate<T> x{};
+    x.from = heads_of<T, const T>(from), x.to = heads_of<T, T>(to);
+    x.s = shape_of(op, to, to.shape[1] - a.k.shape[1], kPack<T>);
+    if (rope.x) x.angles = {rope.table.as<float>(), rope.pos.as<int32_t>()};
+    if (norm.y) {
+      x.angles = {norm.table.as<float>(), norm.pos.as<int32_t>()};
+      x.rstd = norm.rstd.as<float>(), x.q_norm = norm.q_norm.as<T>(), x.k_norm = norm.k_norm.as<T>(), x.eps = norm.eps;
+    }
+    const auto values = heads_of<T, const T>(a.v);
+    const bool vector = aligned16(from, {x.from.stride, x.s.half}) && aligned16(to, {x.to.stride, x.s.half}) &&
+                        aligned16(a.v, {values.stride, x.s.half}) && aligned16(a.v_pages, {}) &&
+                        (!norm.y || (aligned16(norm.q_norm, {}) && aligned16(norm.k_norm, {})));
+    launch(op, vector ? write_rows<T, true> : write_rows<T, false>,
+           {.grid = dim3(blocks(op, rows, 1), blocks(op, int64_t{x.s.heads} * x.s.lanes, kThreads)), .block = kThreads},
+           stream, pages, x, values, beside);
   });
 }
 

@@ -53,19 +53,20 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
   device.rmsnorm_fwd({.y = b.h1, .rstd = b.rstd1, .x = x, .w = w.input_norm, .eps = c.rms_eps});
   device.linear_fwd({.y = b.qkv, .x = b.h1, .w = w.qkv, .bias = w.qkv_bias, .residual = {}, .parts = b.parts});
   adapt({Projection::q, Projection::k, Projection::v}, b.h1, b.qkv);
+  Rotation rotation;
   if (c.qk_norm)
-    device.qk_norm_rope_fwd({.y = qk_columns(c, b.qk),
-                             .rstd = b.rstd_qk,
-                             .x = qk_columns(c, b.qkv),
-                             .q_norm = w.q_norm,
-                             .k_norm = w.k_norm,
-                             .table = model.rope,
-                             .pos = pos,
-                             .q_heads = c.heads,
-                             .eps = c.rms_eps});
+    rotation.norm_rope = {.y = qk_columns(c, b.qk),
+                          .rstd = b.rstd_qk,
+                          .x = qk_columns(c, b.qkv),
+                          .q_norm = w.q_norm,
+                          .k_norm = w.k_norm,
+                          .table = model.rope,
+                          .pos = pos,
+                          .q_heads = c.heads,
+                          .eps = c.rms_eps};
   else
-    device.rope_fwd({.x = qk_columns(c, b.qkv), .table = model.rope, .pos = pos});
-  attention.attend(layer, b.q, b.k, b.v, b.o.heads(c.heads));
+    rotation.rope = {.x = qk_columns(c, b.qkv), .table = model.rope, .pos = pos};
+  attention.attend(layer, rotation, b.q, b.k, b.v, b.o.heads(c.heads));
   device.linear_fwd({.y = b.x_mid, .x = b.o, .w = w.o, .bias = {}, .residual = x, .parts = b.parts});
   adapt({Projection::o}, b.o, b.x_mid);
 
@@ -82,6 +83,11 @@ void norm_backward(Device& device, const RmsnormBwd& args, Arena& arena) {
   RmsnormBwd a = args;
   if (a.dw) a.parts = arena.alloc("parts", a.dw.dtype, {norm_strands(a.x.shape[0], a.x.dtype), a.x.shape[1]});
   device.rmsnorm_bwd(a);
+}
+
+void rotate(Device& device, const Rotation& rotation) {
+  if (rotation.rope.x) device.rope_fwd(rotation.rope);
+  if (rotation.norm_rope.y) device.qk_norm_rope_fwd(rotation.norm_rope);
 }
 
 void block_backward(const Model& model, int layer, const BlockBuffers& b, const Tensor& x, const Tensor& pos,

@@ -34,6 +34,9 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
 // Device::rmsnorm_bwd with `parts` from the arena.
 void norm_backward(Device& device, const RmsnormBwd& args, Arena& arena);
 
+// Calls the op of a rotation, if there is one.
+void rotate(Device& device, const Rotation& rotation);
+
 // The backward of attention: from d_o [N, H, D] to dq (out), dk and dv (acc), strided views.
 class AttentionBackward {
  public:

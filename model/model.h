@@ -58,13 +58,16 @@ class Model : public Parameters {
 enum class Init { config, fan_in };
 ParameterReader init_parameters(const ModelConfig& config, uint64_t seed, Init init);
 
+struct Rotation;  // ops/rope.h
+
 // Whoever holds the keys and values: packed rows in the learner, pages in the rollout.
 class AttentionContext {
  public:
   virtual ~AttentionContext() = default;
-  // q [N, H, D], k and v [N, K, D] of the rows of this pass, after QK-norm and RoPE (strided views); writes o [N, H,
-  // D].
-  virtual void attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) = 0;
+  // q [N, H, D], k and v [N, K, D] of the rows of this pass (strided views); does `rotation` to q and k, then writes
+  // o [N, H, D].
+  virtual void attend(int layer, const Rotation& rotation, const Tensor& q, const Tensor& k, const Tensor& v,
+                      const Tensor& o) = 0;
 };
 
 // The elements of LinearParts::sums that forward_rows needs for up to so many rows; 0: it needs no LinearParts.

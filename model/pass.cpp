@@ -148,7 +148,9 @@ void Pass::backward(const ParameterViews& gradients) {
   if (gradients.embedding) device.embedding_bwd({.dtable = gradients.embedding, .dy = dx, .ids = ids_});
 }
 
-void Pass::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {
+void Pass::attend(int layer, const Rotation& rotation, const Tensor& q, const Tensor& k, const Tensor& v,
+                  const Tensor& o) {
+  rotate(model_.device, rotation);
   const BlockBuffers* parent = prefix_ ? &prefix_->buffers_of(layer) : nullptr;
   const size_t kept = place_of(layer);
   const LayerAttention& a = attention_of(layer);

@@ -5,6 +5,7 @@
 #include "op_harness.h"
 #include "ops/attention.h"
 #include "ops/blocks.h"
+#include "ops/rope.h"
 
 namespace pare::test {
 

@@ -57,6 +57,11 @@ void bounds(OpRun& r, const RmsnormBwd& a) {
 // Two products of normals, each below 16.
 void bounds(OpRun& r, const RopeFwd& a) { r.bound(a.x, 3 * kRound * 32); }
 void bounds(OpRun& r, const RopeBwd& a) { r.bound(a.dx, 3 * kRound * 32); }
+void bounds(OpRun& r, const KvWrite& a) {
+  if (!a.rotation) return;
+  bounds(r, a.rotation.rope);
+  r.bound(a.k_pages, 3 * kRound * 32);
+}
 // Two products of a normed value below sqrt(D), a weight and a normal of the table below 4.
 void bounds(OpRun& r, const QkNormRopeFwd& a) {
   const double D = double(a.x.shape[2]);

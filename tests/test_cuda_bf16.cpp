@@ -10,6 +10,7 @@
 #include "ops/norm.h"
 #include "ops/paged.h"
 #include "ops/probe.h"
+#include "ops/rope.h"
 #include "ptx_kernels.h"
 
 namespace pare::test {

@@ -6,6 +6,7 @@
 #include "ops/attention.h"
 #include "ops/blocks.h"
 #include "ops/logits.h"
+#include "ops/rope.h"
 
 namespace pare::test {
 namespace {

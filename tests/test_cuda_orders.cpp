@@ -6,6 +6,7 @@
 #include "kernel_call.h"
 #include "ops/attention.h"
 #include "ops/paged.h"
+#include "ops/rope.h"
 #include "ptx_kernels.h"
 
 namespace pare::test {

@@ -6,6 +6,7 @@
 #include "kernel_call.h"
 #include "ops/attention.h"
 #include "ops/paged.h"
+#include "ops/rope.h"
 
 namespace pare::test {
 namespace {
@@ -311,6 +312,56 @@ TEST(CudaPaged, PiecesThatNobodyCounted) {
 }
 
 TEST(CudaPaged, MoreCutsThanLanes) { expect_bits_of_rows({32 * 1024 + 5}, 33); }
+
+// A rotation in front of the write has the bits of its own op, and what is written those of a write alone; a row that
+// no entry names is rotated.  More entries than a warp looks at once, not in the order of rows.
+TEST(CudaPaged, WritingBehindARotationHasTheBitsOfBoth) {
+  struct Size {
+    int64_t heads, kv_heads, d, gap;
+  };
+  for (const DType act : {DType::f32, DType::bf16})
+    for (const auto& [H, K, d, gap] : {Size{3, 2, 16, 8}, {0, 1, 2, 3}, {5, 1, 34, 1}, {12, 2, 128, 8}, {1, 1, 250, 0}})
+      for (const bool norm : {false, true})
+        for (const bool decoding : {false, true}) {
+          const int64_t n = 40, h = H + K, pages = 3 * n;
+          std::vector<int32_t> queries, table(pages), pos(n);
+          for (int32_t i = 0; i < pages; i++) table[i] = (i * 7 + 3) % static_cast<int32_t>(pages);
+          for (int32_t i = 0; i < n; i++) pos[i] = i * 5 % 9;
+          // Row 0 to 4 in one entry, the others from the last on; or each in the entry of its number.
+          if (!decoding) queries = {0, 5, 18, 0};
+          for (int32_t i = decoding ? 0 : 6; i < n; i++) {
+            const int32_t row = decoding ? i : static_cast<int32_t>(n) + 5 - i;
+            queries.insert(queries.end(), {row, 1, 1 + i % 40, i});
+          }
+          const auto call = [&, H = H, K = K, d = d, gap = gap](Call& t, bool together) {
+            const Tensor x = t.act("x", {n, h, d}, gap), q_norm = t.act("q_norm", {d}), k_norm = t.act("k_norm", {d});
+            const Tensor angles = t.stat("angles", {9, d}), at = t.index("at", {n}, pos);
+            KvWrite w{};
+            w.k_pages = t.act("k_pages", {pages, K, d, 16}), w.v_pages = t.act("v_pages", {pages, K, 16, d});
+            if (norm)
+              w.rotation.norm_rope = {
+                  t.act_out("y", {n, h, d}, gap), t.stat_out("rstd", {n, h}), x, q_norm, k_norm, angles, at, H, 1e-6f};
+            else
+              w.rotation.rope = {x, angles, at};
+            w.k = w.rotation.last_heads(K), w.v = t.act("v", {n, K, d}, gap);
+            w.page_table = t.index("table", {n, 3}, table);
+            w.queries = t.index("queries", {std::ssize(queries) / 4, 4}, queries);
+            w.pos_pages = t.index("pos_pages", {pages, K, 16}, std::vector<int32_t>(pages * K * 16));
+            w.pos = at;
+            if (!together) {
+              norm ? table_kernels.qk_norm_rope_fwd(w.rotation.norm_rope, {})
+                   : table_kernels.rope_fwd(w.rotation.rope, {});
+              w.rotation = {};
+            }
+            table_kernels.kv_write(w, {});
+            EXPECT_TRUE(t.zones_intact());
+          };
+          Call one(table_kernels, act), two(table_kernels, act);
+          call(one, true), call(two, false);
+          for (const auto& [name, buffer] : two.all())
+            EXPECT_EQ(one[name].bits(), buffer->bits()) << name << ", heads of " << d << ", norm " << norm;
+        }
+}
 
 }  // namespace
 }  // namespace pare::test

@@ -6,6 +6,7 @@
 #include "cpu/cpu.h"
 #include "cpu/kernels.h"
 #include "kv_event.h"
+#include "ops/rope.h"
 
 namespace pare::test {
 

@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "kv/kv_cache.h"
 #include "ops/events.h"
+#include "ops/rope.h"
 
 namespace pare::test {
 namespace {
@@ -41,7 +42,7 @@ TEST(PagePool, APageIsFreedByItsLastReference) {
 
 ModelConfig small() {
   ModelConfig c;
-  c.layers = 3, c.kv_heads = 2, c.head_dim = 5;
+  c.layers = 3, c.kv_heads = 2, c.head_dim = 6;
   return c;
 }
 
@@ -377,7 +378,7 @@ TEST(KvCache, MemoryIsInTheBooks) {
   KvCache cache(config, {}, device, arena, DType::f32, 32, 4, 64);
   // 32 pages; 4 tables of 3 layers of 4 pages; a list of 3 copies, rounded up to 64 bytes.
   EXPECT_EQ(arena.used(), 32 * KvCache::page_bytes(config, {}, DType::f32) + 4 * 3 * 4 * 4 + 64);
-  EXPECT_EQ(KvCache::page_bytes(config, {}, DType::f32), 2 * 2 * 5 * 16 * 4);
+  EXPECT_EQ(KvCache::page_bytes(config, {}, DType::f32), 2 * 2 * 6 * 16 * 4);
 }
 
 }  // namespace

@@ -7,18 +7,6 @@ namespace pare::cases {
 
 namespace {
 
-Call kv_write(Operands& o, const Dims& d) {
-  const Sequences s(d, d["T"]);
-  KvWrite a{};
-  a.k_pages = o.inout("k_pages", s.pages.k(d)), a.v_pages = o.inout("v_pages", s.pages.v(d));
-  a.k = o.in("k", {s.rows, d["K"], d["D"]}, d["gap"]), a.v = o.in("v", {s.rows, d["K"], d["D"]}, d["gap"]);
-  a.page_table = s.put_table(o, d), a.queries = s.put_queries(o);
-  if (!d["pos"]) return a;
-  a.pos_pages = o.index_inout("pos_pages", s.pages.beside(d), s.pages.positions(d["K"]));
-  a.pos = o.index("pos", {s.rows}, below("pos", s.rows, 1000));
-  return a;
-}
-
 Call attn_paged(Operands& o, const Dims& d) {
   const Sequences s(d, d["T"]);
   const int64_t H = d["H"], K = d["K"], D = d["D"];
@@ -83,7 +71,6 @@ Call kv_copy_pages(Operands& o, const Dims& d) {
 }  // namespace
 
 std::vector<OpCase> paged_cases() {
-  const std::vector<Dim> write = paged_dims() + std::vector{edge("pos", "1: with positions")};
   const std::vector<Dim> read =
       paged_dims() + std::vector<Dim>{{"budget", 0, "blocks that a row reads, with T=1; 0: everything", 0},
                                       kBlock,
@@ -91,8 +78,7 @@ std::vector<OpCase> paged_cases() {
                                       kFirstBlocks,
                                       kLastBlocks};
   const std::vector<std::string> sizes = paged_sizes() + listed_sizes() + with(protected_sizes(), {"mass=1"});
-  return {{"kv_write", write, with(paged_sizes(), {"", "pos=1"}), kv_write},
-          {"attn_paged", read, sizes, attn_paged},
+  return {{"attn_paged", read, sizes, attn_paged},
           {"kv_copy_pages",
            {{"n", 256, "pages that are copied"},
             kKvHeads,

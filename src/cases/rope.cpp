@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "cases/cases.h"
+#include "cases/layouts.h"
 
 namespace pare::cases {
 
@@ -59,6 +59,25 @@ Call qk_norm_rope_bwd(Operands& o, const Dims& d) {
   return a;
 }
 
+Call kv_write(Operands& o, const Dims& d) {
+  const Sequences s(d, d["T"]);
+  KvWrite a{};
+  a.k_pages = o.inout("k_pages", s.pages.k(d)), a.v_pages = o.inout("v_pages", s.pages.v(d));
+  if (d["rope"]) {
+    const Tensor table = o.stat_in("table", {11, d["D"]}), at = o.index("at", {s.rows}, below("at", s.rows, 11));
+    a.rotation.rope = {o.inout("x", {s.rows, d["H"] + d["K"], d["D"]}, d["gap"]), table, at};
+    a.k = a.rotation.last_heads(d["K"]);
+  } else {
+    a.k = o.in("k", {s.rows, d["K"], d["D"]}, d["gap"]);
+  }
+  a.v = o.in("v", {s.rows, d["K"], d["D"]}, d["gap"]);
+  a.page_table = s.put_table(o, d), a.queries = s.put_queries(o);
+  if (!d["pos"]) return a;
+  a.pos_pages = o.index_inout("pos_pages", s.pages.beside(d), s.pages.positions(d["K"]));
+  a.pos = o.index("pos", {s.rows}, below("pos", s.rows, 1000));
+  return a;
+}
+
 }  // namespace
 
 std::vector<OpCase> rope_cases() {
@@ -72,7 +91,10 @@ std::vector<OpCase> rope_cases() {
       with({"N=1,H=1,K=1,D=2", "N=3,H=2,K=1,D=8", "N=5,H=3,K=1,D=20,gap=7", "N=7,H=4,K=2,D=64,gap=16",
             "N=3,H=5,K=3,D=34,gap=1", "N=2,H=0,K=3,D=256", "N=271,H=2,K=1,D=32,gap=32"},
            {"positions=11"});
-  return {{"rope_fwd", rope, heads, rope_fwd},
+  const std::vector<Dim> write =
+      paged_dims() + std::vector{edge("pos", "1: with positions"), edge("rope", "1: behind RoPE")};
+  return {{"kv_write", write, with(paged_sizes(), {"", "pos=1", "rope=1"}), kv_write},
+          {"rope_fwd", rope, heads, rope_fwd},
           {"rope_bwd", rope, heads, rope_bwd},
           {"qk_norm_rope_fwd", qk, both, qk_norm_rope_fwd},
           {"qk_norm_rope_bwd", qk + std::vector{kInPlace, kFrozen},

@@ -26,34 +26,6 @@ const PagedRow* paged_rows(const char* op, const Tensor& queries, int64_t rows, 
   return list;
 }
 
-void kv_write(const KvWrite& a, Stream) {
-  constexpr const char* op = "kv_write";
-  const int64_t rows = a.k.shape[0], kv_heads = a.k.shape[1], head_dim = a.k.shape[2], pages = a.k_pages.shape[0];
-  float *const k_pages = a.k_pages.as<float>(), *const v_pages = a.v_pages.as<float>();
-  const float *const k = a.k.as<float>(), *const v = a.v.as<float>();
-  const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
-  const int32_t* const table = a.page_table.as<int32_t>();
-  int32_t* const pos_pages = a.pos_pages ? a.pos_pages.as<int32_t>() : nullptr;
-  const int32_t* const pos = pos_pages ? a.pos.as<int32_t>() : nullptr;
-  const int64_t n = a.queries.shape[0];
-  parallel(n, static_cast<double>(rows * kv_heads * head_dim) / static_cast<double>(std::max<int64_t>(n, 1)) + 5,
-           [&](Interval range) {
-             for (int64_t i = range.begin; i < range.end; i++)
-               for (int64_t r = 0; r < list[i].rows; r++) {
-                 const int64_t slot = list[i].slots - list[i].rows + r, row = list[i].row + r;
-                 const int64_t page = table[list[i].table_row * a.page_table.stride[0] + slot / kPageSlots];
-                 for (int64_t h = 0; h < kv_heads; h++) {
-                   const int64_t at = (page * kv_heads + h) * head_dim * kPageSlots, s = slot % kPageSlots;
-                   const float* const key = k + row * a.k.stride[0] + h * head_dim;
-                   for (int64_t d = 0; d < head_dim; d++) k_pages[at + d * kPageSlots + s] = key[d];
-                   std::memcpy(v_pages + at + s * head_dim, v + row * a.v.stride[0] + h * head_dim,
-                               static_cast<size_t>(head_dim) * sizeof(float));
-                   if (pos_pages) pos_pages[(page * kv_heads + h) * kPageSlots + s] = pos[row];
-                 }
-               }
-           });
-}
-
 BlockLists::BlockLists(const char* op, const Tensor& blocks, const Tensor& budget, int32_t block) : op_(op) {
   if (blocks)
     args_ = {.blocks = blocks.as<int32_t>(),

@@ -1,7 +1,9 @@
 // Rotary position embedding, alone and behind the norm of queries and keys.
 #include "ops/rope.h"
 
-#include "cpu/glue.h"
+#include <cstring>
+
+#include "cpu/paged.h"
 
 namespace pare::cpu {
 
@@ -69,6 +71,36 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
     parallel_shares(width, 16, static_cast<double>(rows * heads) * head / 2,
                     [&](Interval pairs) { k.qk_norm_rope_bwd_weight(n, pairs); });
   parallel(rows * heads, head, [&](Interval r) { k.qk_norm_rope_bwd(n, r, one_pass, scratch(32 * width)); });
+}
+
+void kv_write(const KvWrite& a, Stream stream) {
+  if (a.rotation.rope.x) rope_fwd(a.rotation.rope, stream);
+  if (a.rotation.norm_rope.y) qk_norm_rope_fwd(a.rotation.norm_rope, stream);
+  constexpr const char* op = "kv_write";
+  const int64_t rows = a.k.shape[0], kv_heads = a.k.shape[1], head_dim = a.k.shape[2], pages = a.k_pages.shape[0];
+  float *const k_pages = a.k_pages.as<float>(), *const v_pages = a.v_pages.as<float>();
+  const float *const k = a.k.as<float>(), *const v = a.v.as<float>();
+  const PagedRow* const list = paged_rows(op, a.queries, rows, a.page_table, pages);
+  const int32_t* const table = a.page_table.as<int32_t>();
+  int32_t* const pos_pages = a.pos_pages ? a.pos_pages.as<int32_t>() : nullptr;
+  const int32_t* const pos = pos_pages ? a.pos.as<int32_t>() : nullptr;
+  const int64_t n = a.queries.shape[0];
+  parallel(n, static_cast<double>(rows * kv_heads * head_dim) / static_cast<double>(std::max<int64_t>(n, 1)) + 5,
+           [&](Interval range) {
+             for (int64_t i = range.begin; i < range.end; i++)
+               for (int64_t r = 0; r < list[i].rows; r++) {
+                 const int64_t slot = list[i].slots - list[i].rows + r, row = list[i].row + r;
+                 const int64_t page = table[list[i].table_row * a.page_table.stride[0] + slot / kPageSlots];
+                 for (int64_t h = 0; h < kv_heads; h++) {
+                   const int64_t at = (page * kv_heads + h) * head_dim * kPageSlots, s = slot % kPageSlots;
+                   const float* const key = k + row * a.k.stride[0] + h * head_dim;
+                   for (int64_t d = 0; d < head_dim; d++) k_pages[at + d * kPageSlots + s] = key[d];
+                   std::memcpy(v_pages + at + s * head_dim, v + row * a.v.stride[0] + h * head_dim,
+                               static_cast<size_t>(head_dim) * sizeof(float));
+                   if (pos_pages) pos_pages[(page * kv_heads + h) * kPageSlots + s] = pos[row];
+                 }
+               }
+           });
 }
 
 }  // namespace pare::cpu

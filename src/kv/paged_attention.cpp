@@ -1,7 +1,7 @@
 #include "kv/paged_attention.h"
 
 #include "ops/inputs.h"
-#include "ops/paged.h"
+#include "ops/rope.h"
 
 namespace pare {
 
@@ -24,7 +24,8 @@ PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch,
   if (policy_) policy_->begin(runs, inputs);
 }
 
-void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o) {
+void PagedAttention::attend(int layer, const Rotation& rotation, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Tensor& o) {
   const auto runs = static_cast<int64_t>(runs_.size());
   const Tensor queries = queries_.rows(layer * runs, runs), table = cache_.page_table(layer);
   Device& device = cache_.device();
@@ -35,7 +36,8 @@ void PagedAttention::attend(int layer, const Tensor& q, const Tensor& k, const T
                    .page_table = table,
                    .queries = queries,
                    .pos_pages = cache_.fields.pos,
-                   .pos = cache_.fields.pos ? positions_ : Tensor{}});
+                   .pos = cache_.fields.pos ? positions_ : Tensor{},
+                   .rotation = rotation});
   const ArenaScope scope(scratch_);
   const KvPass pass{layer, q, table, queries, runs_, scale_};
   if (policy_) policy_->observe(pass);

@@ -23,31 +23,6 @@ inline void check_queries(Contract& c, const Tensor& page_table, const Tensor& q
 
 }  // namespace detail
 
-struct KvWrite {
-  Tensor k_pages;     // act [pages, K, D, 16] acc: only the new slots are written
-  Tensor v_pages;     // act [pages, K, 16, D] acc
-  Tensor k, v;        // act [N, K, D]; rows may be strided, heads contiguous
-  Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
-  Tensor queries;     // i32 [S, 4]: PagedRow
-  // A cache that evicts also keeps, per slot and key head, the token's position.
-  Tensor pos_pages{};  // i32 [pages, K, 16] acc: pos of the row, or absent
-  Tensor pos{};        // i32 [N], absent if pos_pages is
-  void check(Contract& c) const {
-    const int64_t N = k.shape[0], K = k_pages.shape[1], D = k_pages.shape[2];
-    detail::check_pages(c, k_pages, v_pages);
-    c.act("k", k, {N, K, D}, c.strided);
-    c.act("v", v, {N, K, D}, c.strided);
-    detail::check_queries(c, page_table, queries);
-    if (!pos_pages) return;
-    c.index("pos_pages", pos_pages, {k_pages.shape[0], K, kPageSlots});
-    c.index("pos", pos, {N});
-  }
-  Cost cost() const {
-    const int64_t n = k.shape[0] * k.shape[1];
-    return {0, detail::total_bytes(k, v, queries, pos), detail::total_bytes(k, v) + (pos_pages ? 4 * n : 0)};
-  }
-  auto outputs() const { return std::array{k_pages, v_pages}; }
-};
 // Cuts of attention in bf16 (list.h) of so many slots.
 constexpr int64_t kAttnCut = 1024;
 constexpr int64_t paged_cuts(int64_t slots) { return (slots + kAttnCut - 1) / kAttnCut; }

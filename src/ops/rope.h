@@ -1,11 +1,11 @@
-// Rotary position embedding, alone and behind the norm of queries and keys (roles of types and orders of sums: list.h).
+// Rotary position embedding, alone, behind the norm of queries and keys, and in front of the write into the cache
+// (roles of types and orders of sums: list.h).
 #pragma once
 #include <algorithm>
 #include <array>
 #include <cstdint>
 
-#include "ops/contract.h"
-#include "ops/cost.h"
+#include "ops/paged.h"
 
 namespace pare {
 
@@ -104,6 +104,64 @@ struct QkNormRopeBwd {
             detail::total_bytes(dx, dq_norm, dk_norm)};
   }
   auto outputs() const { return std::array{dx, dq_norm, dk_norm}; }
+};
+
+// What queries and keys go through before attention: one of these, or nothing.
+struct Rotation {
+  RopeFwd rope{};
+  QkNormRopeFwd norm_rope{};
+  explicit operator bool() const { return rope.x || norm_rope.y; }
+  const Tensor& result() const { return norm_rope.y ? norm_rope.y : rope.x; }  // act [N, H+K, D]
+  Tensor last_heads(int64_t count) const {                                     // of the result
+    Tensor t = result();
+    const int64_t first = (t.shape[1] - count) * t.shape[2] * static_cast<int64_t>(dtype_size(t.dtype));
+    t.shape[1] = count;
+    if (t.data) t.data = static_cast<char*>(t.data) + first;
+    return t;
+  }
+  void check(Contract& c) const {
+    if (rope.x) rope.check(c);
+    if (norm_rope.y) norm_rope.check(c);
+    c.that(!rope.x || !norm_rope.y, "two rotations");
+  }
+  Cost cost() const { return norm_rope.y ? norm_rope.cost() : rope.x ? rope.cost() : Cost{}; }
+};
+// Writes new keys and values into the cache; before that it does what `rotation` says, with the bits of that op.
+struct KvWrite {
+  Tensor k_pages;     // act [pages, K, D, 16] acc: only the new slots are written
+  Tensor v_pages;     // act [pages, K, 16, D] acc
+  Tensor k, v;        // act [N, K, D], D even; rows may be strided, heads contiguous
+  Tensor page_table;  // i32 [sequences, max_pages]; rows may be strided
+  Tensor queries;     // i32 [S, 4]: PagedRow
+  // A cache that evicts also keeps, per slot and key head, the token's position.
+  Tensor pos_pages{};   // i32 [pages, K, 16] acc: pos of the row, or absent
+  Tensor pos{};         // i32 [N], absent if pos_pages is
+  Rotation rotation{};  // of N rows, or nothing; its result ends with k
+  void check(Contract& c) const {
+    const int64_t N = k.shape[0], K = k_pages.shape[1], D = k_pages.shape[2];
+    detail::check_pages(c, k_pages, v_pages);
+    c.that(D % 2 == 0, "k is ", k, ", expected an even head dim");
+    rotation.check(c);
+    if (rotation) {
+      const Tensor last = rotation.last_heads(K);
+      c.act("the end of the rotation", last, {N, K, D}, c.strided);
+      c.that(last.data == k.data && last.stride[0] == k.stride[0], "k is not the end of the rotation");
+    }
+    c.act("k", k, {N, K, D}, c.strided);
+    c.act("v", v, {N, K, D}, c.strided);
+    detail::check_queries(c, page_table, queries);
+    if (!pos_pages) return;
+    c.index("pos_pages", pos_pages, {k_pages.shape[0], K, kPageSlots});
+    c.index("pos", pos, {N});
+  }
+  Cost cost() const {
+    Cost cost = rotation.cost();
+    cost += {0, detail::total_bytes(v, queries, pos), detail::total_bytes(k, v)};
+    if (!rotation) cost.read += detail::total_bytes(k);
+    if (pos_pages) cost.written += 4 * k.shape[0] * k.shape[1];
+    return cost;
+  }
+  auto outputs() const { return std::array{k_pages, v_pages, rotation.result(), rotation.norm_rope.rstd}; }
 };
 
 }  // namespace pare

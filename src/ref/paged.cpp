@@ -34,24 +34,6 @@ std::vector<PagedRow> read_queries(const char* op, const Tensor& queries, const 
   return list;
 }
 
-void kv_write(const KvWrite& a, Stream) {
-  const int64_t rows = a.k.shape[0], kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
-  const auto queries = read_queries("kv_write", a.queries, a.page_table, rows, a.k_pages.shape[0]);
-  dispatch("kv_write", a.k, [&]<class T>(T) {
-    const View<T> k_pages(a.k_pages), v_pages(a.v_pages), k(a.k), v(a.v);
-    for (const PagedRow& s : queries) {
-      const SlotPages pages{View<int32_t>(a.page_table), s.table_row};
-      for (int64_t i = 0; i < s.rows; i++)
-        for (int64_t h = 0; h < kv_heads; h++) {
-          const int64_t slot = s.slots - s.rows + i, page = pages.page(slot), at = slot % kPageSlots;
-          for (int64_t d = 0; d < head_dim; d++) k_pages(page, h, d, at) = k(s.row + i, h, d);
-          for (int64_t d = 0; d < head_dim; d++) v_pages(page, h, at, d) = v(s.row + i, h, d);
-          if (a.pos_pages) View<int32_t>(a.pos_pages)(page, h, at) = View<int32_t>(a.pos)(s.row + i);
-        }
-    }
-  });
-}
-
 namespace {
 
 // What AttnPaged adds to mass_pages.

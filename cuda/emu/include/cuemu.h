@@ -100,7 +100,7 @@ uint64_t host_waits();
 
 // What the host asked for so far, each of which costs it microseconds on a device.
 struct Calls {
-  uint64_t launches = 0, graph_launches = 0, graphs_made = 0, nodes_set = 0, copies = 0;
+  uint64_t launches = 0, graph_launches = 0, graph_nodes = 0, graphs_made = 0, nodes_set = 0, copies = 0;
   uint64_t tensor_copies = 0, cold_copies = 0;  // by kernels; of them, those of a map that the block did not prefetch
 };
 const Calls& calls();

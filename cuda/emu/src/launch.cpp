@@ -169,7 +169,7 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   if (!exec) return cudaErrorInvalidValue;
   if (cuemu::g_error) return cuemu::g_error;
-  g_calls.graph_launches++;
+  g_calls.graph_launches++, g_calls.graph_nodes += exec->nodes.size();
   cuemu::queue(stream, [nodes = exec->nodes] { cuemu::run_graph(nodes); });
   return cudaSuccess;
 }
