@@ -52,6 +52,29 @@ TEST_F(Experiments, PagesShowTheRecords) {
   EXPECT_EQ(o.code, 0) << o.err << "tools/experiments/table.py writes them";
 }
 
+// A run of a script stands on a page: none is left out for what it showed.
+TEST_F(Experiments, EveryPlannedRunIsOnAPage) {
+  const Outcome named = shell(
+      "cd " + at("experiments") +
+      " && python3 -B -c 'import glob, table; [print(n) for p in glob.glob(\"results/*.md\") for n in table.Page(p).used]'");
+  ASSERT_EQ(named.code, 0) << named.err;
+  std::stringstream names(named.out);
+  const std::set<std::string> shown{std::istream_iterator<std::string>(names), {}};
+  size_t planned = 0;
+  for (const auto& entry : fs::directory_iterator("tools/experiments")) {
+    const std::string script = entry.path().string(), text = entry.is_regular_file() ? read_text(script) : "";
+    if (!text.starts_with("#!/usr/bin/env bash") || text.find("run_all") == std::string::npos) continue;
+    const Outcome o = shell("PLAN=1 SEEDS=1 STORIES=DIR OUT=" + at("plan") + " " + script);
+    ASSERT_EQ(o.code, 0) << script << ": " << o.err;
+    std::stringstream lines(o.out);
+    for (std::string line; std::getline(lines, line); planned++) {
+      const std::string name = line.substr(0, line.find("-s1 "));
+      EXPECT_TRUE(shown.count(name)) << script << " runs " << name;
+    }
+  }
+  EXPECT_GT(planned, 100u);
+}
+
 // A figure of a record, a cell, a row that is gone: each is noticed by page, and table.py mends it.
 TEST_F(Experiments, AnotherFigureIsNoticed) {
   const std::string page = read_text(at("experiments/results/rpo.md")),

@@ -4,7 +4,8 @@
 #
 # Resumable: a run that is done is left alone, one that was stopped goes on.  Runs lie in OUT; JOBS (default: one per
 # core) of them run at a time, on one thread each; SEEDS; STEPS is the length of a run; ONLY (a pattern of names)
-# restricts what is run.  At the end a report and the tables of the results page (rows.py, table.py).
+# restricts what is run.  PLAN=1 prints the plan and runs nothing.  At the end a report and the tables of the results
+# page (rows.py, table.py).
 shopt -s extglob
 JOBS=${JOBS:-$(nproc)} STEPS=${STEPS:-200} ONLY=${ONLY:-*} SEEDS=${SEEDS:-1 2 3 4 5 6 7 8} PARE=${PARE:-build/pare}
 mkdir -p "$OUT"
@@ -21,7 +22,9 @@ one() {
 }
 export -f one resume
 
+print_plan() { [ -z "${PLAN:-}" ] || { plan && exit; }; }
 run_sft() {  # ARGUMENTS: the model that each seed starts from, by the preset SFT
+  print_plan
   for seed in $SEEDS; do
     # shellcheck disable=SC2046
     [ -d "$OUT/sft-s$seed/model" ] || "$PARE" sft ${SFT:-quickstart-sft} "$@" trainer.seed="$seed" --out "$OUT/sft-s$seed" $(resume "sft-s$seed") --quiet
