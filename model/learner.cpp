@@ -492,7 +492,7 @@ void Learner::plan_logprobs(const Model& model, Arena& arena, const BatchLimits&
 TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<Group>& groups,
                             const BatchLimits* limits, double temperature, const LearnerOptions& options,
                             const SamplerStates* states) {
-  const Turn turn(arena);
+  const MemoryTurn turn(arena);
   check_ids(model, groups);
   TokenOuts out{.offsets = loss_row_offsets(groups)};
   Device& device = model.device;

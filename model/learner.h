@@ -81,7 +81,7 @@ class Learner {
  public:
   // Gradients (and, for tied embeddings, a second accumulator) from `gradients`, optimizer states from `optimizer`;
   // activations while it works.  The arenas outlive the learner.  Gradients and activations may share memory with what
-  // is not used from the first accumulate() of an update to its step() (Turn).
+  // is not used from the first accumulate() of an update to its step() (MemoryTurn).
   Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options);
 
   // Adds the gradient of the loss to the accumulators, which begin an update as zeros, with more than one slot once for
@@ -144,14 +144,14 @@ class Learner {
   const Parameters& trained_;
   Arena& activations_;
   const LearnerOptions options_;
-  Tensor flat_;                 // stat [parameters]: of the slot that is being computed
-  ParameterViews views_;        // of flat_
-  bool own_head_;               // the head's gradient has an accumulator of its own: of tied embeddings
-  Tensor head_;                 // stat [V, C]: that, or views_.head
-  bool head_pending_ = false;   // own_head_: it holds something
-  Tensor sum_, block_;          // stat [own]: of all slots, of the block of eight; absent where flat_ is all there is
-  std::optional<Turn> update_;  // while the gradients are those of one
-  Tensor m_, v_, norm_;         // moments [own]
+  Tensor flat_;                // stat [parameters]: of the slot that is being computed
+  ParameterViews views_;       // of flat_
+  bool own_head_;              // the head's gradient has an accumulator of its own: of tied embeddings
+  Tensor head_;                // stat [V, C]: that, or views_.head
+  bool head_pending_ = false;  // own_head_: it holds something
+  Tensor sum_, block_;         // stat [own]: of all slots, of the block of eight; absent where flat_ is all there is
+  std::optional<MemoryTurn> update_;       // while the gradients are those of one
+  Tensor m_, v_, norm_;                    // moments [own]
   const std::vector<ParameterBlock> own_;  // what this rank updates
   int64_t steps_ = 0, skipped_ = 0;
 };

@@ -58,7 +58,7 @@ const ParameterBlock& Parameters::block_of(const Parameter& parameter) const {
 Tensor Parameters::staged(int64_t rows, int64_t inputs) const { return staging_.rows(0, rows * inputs).matrix(inputs); }
 
 void Parameters::set_parameters(const ParameterReader& read, bool in_parts) {
-  LongWork work(cat("setting ", size(), " parameters"), size());  // read, or drawn
+  ProgressLine work(cat("setting ", size(), " parameters"), size());  // read, or drawn
   const int64_t from = in_parts ? own_begin() : 0, to = in_parts ? own_end() : size();
   std::vector<float> host;
   std::vector<double> wide;
@@ -107,12 +107,9 @@ void Parameters::set_parameters(const ParameterReader& read, bool in_parts) {
 void Parameters::gather_parts() const {
   Comm& comm = device.comm;
   if (comm.ranks() == 1) return;
+  const auto place = [&](int64_t cut) { return place_of(blocks, cut, packed.size()); };
   std::vector<int64_t> counts;
-  int64_t at = 0;
-  for (size_t r = 1; r < cuts.size(); r++) {
-    const int64_t end = place_of(blocks, cuts[r], packed.size());
-    counts.push_back(end - at), at = end;
-  }
+  for (size_t r = 1; r < cuts.size(); r++) counts.push_back(place(cuts[r]) - place(cuts[r - 1]));
   device.all_gather({.y = packed, .counts = counts, .comm = &comm});
 }
 

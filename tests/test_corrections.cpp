@@ -176,7 +176,7 @@ TEST(Corrections, EqualLogprobsHaveWeightExactlyOne) {
     for (const RatioLevel level : {RatioLevel::token, RatioLevel::sequence, RatioLevel::geometric})
       EXPECT_EQ(xi_weights(weighted(form, level), d), std::vector<double>(9, 1.0));
   std::vector<Trajectory> update = {sample(d), sample(d)};
-  for (Trajectory& t : update) t.verdict = Ruling::accepted;
+  for (Trajectory& t : update) t.ruling = Ruling::accepted;
   set_corrections(weighted(RolloutIs::released), update);
   for (const Trajectory& t : update) EXPECT_EQ(t.correction, std::vector<double>(9, 1.0));
 }
@@ -190,9 +190,9 @@ TEST(Corrections, Released) {
                                     sample(logs({1.6, 0.9})), sample(logs({2}))};
   update[3].filtered = true;  // by the filter: never judged
   judge(k, update);
-  EXPECT_EQ(update[1].verdict, Ruling::rejected);
+  EXPECT_EQ(update[1].ruling, Ruling::rejected);
   EXPECT_TRUE(update[1].dropped());
-  EXPECT_EQ(update[3].verdict, Ruling::none);
+  EXPECT_EQ(update[3].ruling, Ruling::none);
   set_corrections(k, update);
   const double mean = (1 + 0.4 + 0.6 + 1.4 + 1.5 + 1.5 + 8e-5 + 1.5 + 0.9) / 9;
   expect_near(*update[0].correction, {4 / 3.0 / mean, 0, 0.6 * 4 / 3 / mean, 1.4 * 4 / 3 / mean});
@@ -297,7 +297,7 @@ TEST(Corrections, GroupStatisticsOverTheAccepted) {
                                trajectory(1, 2, 1), trajectory(1, 2, 0), trajectory(2, 2, 0), trajectory(2, 2, 0)};
   drop_groups_without_signal(s);
   for (const Trajectory& t : s) EXPECT_EQ(t.filtered, t.group == 2);
-  s[2].verdict = Ruling::rejected, s[5].verdict = Ruling::rejected;
+  s[2].ruling = Ruling::rejected, s[5].ruling = Ruling::rejected;
   set_advantages(keys, s);
   EXPECT_DOUBLE_EQ(s[0].advantage, 1 / 3.0);
   EXPECT_DOUBLE_EQ(s[1].advantage, -2 / 3.0);

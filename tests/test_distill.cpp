@@ -195,7 +195,7 @@ TEST(Distill, TheStudentTakesWhatTheTeacherRejects) {
   const std::vector<Trajectory> samples = run.trainer->samples();
   int64_t rejected = 0, tokens = 0, kept = 0;
   for (const Trajectory& s : samples) {
-    rejected += s.verdict == Ruling::rejected;
+    rejected += s.ruling == Ruling::rejected;
     tokens += std::ssize(s.tokens), kept += s.dropped() ? 0 : std::ssize(s.tokens);
   }
   ASSERT_GT(rejected, 0);
@@ -314,7 +314,7 @@ TEST(Distill, AStepIsThatOfTorchAndPeft) {
   judge(correction, samples);
   set_corrections(correction, samples);
   for (size_t i = 0; i < samples.size(); i++)
-    EXPECT_EQ(samples[i].verdict == Ruling::rejected, golden["samples"][i]["rejected"].get<bool>());
+    EXPECT_EQ(samples[i].ruling == Ruling::rejected, golden["samples"][i]["rejected"].get<bool>());
 
   const auto relative = [](const std::vector<float>& now, const std::vector<float>& before, const SafetensorsFile& file,
                            const std::string& name, int64_t offset, double scale) {

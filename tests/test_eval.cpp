@@ -414,7 +414,7 @@ TEST_F(Terminal, ProgressErasesItself) {
   const int held = open(ptsname(terminal), O_RDWR | O_NOCTTY), errors = dup(STDERR_FILENO);
   dup2(held, STDERR_FILENO);
   {
-    LongWork work("loading", 100);
+    ProgressLine work("loading", 100);
     std::this_thread::sleep_for(std::chrono::milliseconds(1001));
     work.done(50, "a note");
     std::this_thread::sleep_for(std::chrono::milliseconds(101));

@@ -206,7 +206,7 @@ TEST(ReleasedWeights, OfAResponseWithoutAKeptTokenAreZero) {
   RolloutCorrectionKeys keys;
   keys.rollout_is = RolloutIs::released;
   std::vector<Trajectory> samples = {trajectory(0, 3), trajectory(0, 2)};
-  for (Trajectory& s : samples) s.verdict = Ruling::accepted, s.old_logprob = s.logprob;
+  for (Trajectory& s : samples) s.ruling = Ruling::accepted, s.old_logprob = s.logprob;
   for (float& x : *samples[0].old_logprob) x -= 9;  // ratios of 1e-4
   set_corrections(keys, samples);
   EXPECT_EQ(samples[0].correction, (std::vector<double>(3, 0)));

@@ -114,7 +114,7 @@ std::vector<Trajectory> drawn(int count, float log_ratio) {
     Trajectory t = trajectory(i / 4, 50);
     t.uid = sequence_uid(1, static_cast<uint64_t>(i), 0, 0);
     t.old_logprob.emplace(50, -1 + log_ratio);
-    t.verdict = Ruling::accepted;
+    t.ruling = Ruling::accepted;
     all.push_back(std::move(t));
   }
   return all;
@@ -169,7 +169,7 @@ TEST(Obrs, EqualPolicies) {
 
 TEST(Obrs, LeavesWhatIsNotAcceptedAlone) {
   std::vector<Trajectory> all = drawn(2, 0);
-  all[0].verdict = Ruling::rejected, all[1].verdict = Ruling::none;
+  all[0].ruling = Ruling::rejected, all[1].ruling = Ruling::none;
   set_obrs(keys(1), 1, all);
   EXPECT_FALSE(all[0].correction);
   EXPECT_FALSE(all[1].correction);

@@ -114,7 +114,7 @@ TEST(Stages, ReleasedWeightsOfNothingAreZero) {
 
 TEST(Stages, WeightsOfRejectionAreClamped) {
   std::vector<Trajectory> s = {trajectory(0, 3)};
-  s[0].old_logprob = {799.f, 49.f, -1.f}, s[0].verdict = Ruling::accepted;
+  s[0].old_logprob = {799.f, 49.f, -1.f}, s[0].ruling = Ruling::accepted;
   ObrsKeys k;
   k.enable = true, k.lambda = 1, k.cap = 0;
   set_obrs(k, 1, s);
@@ -270,10 +270,10 @@ TEST(Stages, GroupsWithoutSignalAreNotJudged) {
   const Keys all = sparse + Keys{correction("veto=0.04"), correction("group_statistics=accepted")};
   const Step filtered(all + Keys{"algorithm.adv_filter_threshold=1e-3"}, score), unfiltered(all, score);
   for (const Trajectory& s : filtered.grpo->samples()) {
-    EXPECT_EQ(s.verdict == Ruling::none, s.group < 4);
+    EXPECT_EQ(s.ruling == Ruling::none, s.group < 4);
     EXPECT_EQ(s.old_logprob.has_value(), s.group >= 4);
   }
-  for (const Trajectory& s : unfiltered.grpo->samples()) EXPECT_NE(s.verdict, Ruling::none);
+  for (const Trajectory& s : unfiltered.grpo->samples()) EXPECT_NE(s.ruling, Ruling::none);
   EXPECT_EQ(count_verdicts(filtered.grpo->samples()).judged, 10);
 }
 
@@ -284,7 +284,7 @@ TEST(Stages, CoinsOfRejectionAndOfTokenSubsetsDiffer) {
   int64_t tokens = 0, kept = 0, accepted = 0, both = 0;
   double share = 0;
   for (const Trajectory& s : step.grpo->samples()) {
-    ASSERT_EQ(s.verdict, Ruling::accepted);
+    ASSERT_EQ(s.ruling, Ruling::accepted);
     const std::vector<float> d = log_ratios(s);
     const TokenPlan plan =
         draw_token_plan(step.keys.actor, std::ssize(s.tokens), rng_key(7, RngStream::token_plan, 1), s.uid);

@@ -33,12 +33,12 @@ TEST(SharedMemory, SidesTakeTurns) {
   SharedMemory shared(host_memory, 64);
   const Arena a("a", host_memory, 64, &shared.sides[0]), b("b", host_memory, 64, &shared.sides[1]), own("own");
   {
-    const Turn first(a), second(a), nothing(own);
-    EXPECT_THROW(Turn{b}, std::logic_error);
+    const MemoryTurn first(a), second(a), nothing(own);
+    EXPECT_THROW(MemoryTurn{b}, std::logic_error);
   }
-  const Turn turn(b);
-  EXPECT_THROW(Turn{a}, std::logic_error);
-  const Turn nothing(own);
+  const MemoryTurn turn(b);
+  EXPECT_THROW(MemoryTurn{a}, std::logic_error);
+  const MemoryTurn nothing(own);
 }
 
 TEST(SharedMemory, ARolloutIsOnOneSide) {

@@ -134,8 +134,8 @@ TEST(SparseRl, OldLogprobsAreComputedWhereTheyAreNeeded) {
     int32_t group = -1;
     for (const Trajectory& s : run.trainer->samples()) {
       dropped += s.dropped();
-      EXPECT_EQ(s.verdict == Ruling::none, !s.old_logprob);
-      if (s.verdict == Ruling::none) continue;
+      EXPECT_EQ(s.ruling == Ruling::none, !s.old_logprob);
+      if (s.ruling == Ruling::none) continue;
       judged++, tokens += static_cast<int64_t>(s.tokens.size());
       EXPECT_EQ(s.old_logprob->size(), s.tokens.size());
       if (s.group != group) work.add_prefix(static_cast<int64_t>(s.prompt.size()));
@@ -166,7 +166,7 @@ TEST(SparseRl, RejectedResponsesAreNotPacked) {
   Work work;
   int32_t group = -1;
   for (const Trajectory& s : run.trainer->samples()) {
-    rejected += s.verdict == Ruling::rejected;
+    rejected += s.ruling == Ruling::rejected;
     if (s.dropped()) continue;
     if (s.group != group) work.add_prefix(static_cast<int64_t>(s.prompt.size()));
     group = s.group;

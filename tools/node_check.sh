@@ -78,9 +78,10 @@ connect() {
   local n at="$work/nccl.log"
   [ "$gpus" -ge 2 ] || { echo "GPUs here: $gpus; this needs two at least"; return $no_more; }
   for n in 2 "$ranks"; do
-    NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,P2P,SHM,NET NCCL_DEBUG_FILE=$at.$n.%p on_ranks bench "$n" --links 4096 --device "$device" ||
+    NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,P2P,SHM,NET NCCL_DEBUG_FILE=$at.$n.%p on_ranks bench "$n" --links 4096 --json --device "$device" | tee "$work/connect.$n" ||
       { echo "ranks do not start or do not reach one another"; return $no_more; }
   done
+  fact "memory of NCCL" "$(sed -n '1s/.*"memory":\([0-9]*\).*/\1/p' "$work/connect.$ranks") bytes of a GPU, $ranks ranks"
   cat "$at.$ranks".* >"$at" 2>/dev/null || return 0
   fact connections "$(for way in P2P SHM NET; do echo "$(grep -c "via $way" "$at") by $way"; done | paste -sd,)"
   grep -m 1 'NCCL version' "$at"; grep -m 8 'via ' "$at"

@@ -395,7 +395,7 @@ FileSum write_safetensors(const std::string& path, std::vector<NamedTensor> tens
   out.write(header.data(), header.size());
   int64_t all = 0, done = 0;
   for (const NamedTensor& t : tensors) all += elements(t);
-  LongWork work("writing " + path, all);
+  ProgressLine work("writing " + path, all);
   std::vector<float> wide(static_cast<size_t>(std::min(all, piece_elements)));
   std::vector<uint16_t> narrow(dtype == DType::f32 ? 0 : wide.size());
   for (const NamedTensor& t : tensors) {

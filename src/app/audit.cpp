@@ -30,7 +30,7 @@ void run_audit(const Options& o, const Command& command, const std::string& fold
   for (const std::string& override : o.shorthands.overrides(command)) overrides.push_back(override);
   for (const std::string& override : overrides)
     if (override.find('=') == override.npos) fail(override, ": expected key=value; one run is audited at a time");
-  LongWork::quiet = true;
+  ProgressLine::quiet = true;
   Console console(false, !world().first());
   const Audit audit(folder, overrides);
   audit.compare_files(o.all ? audit.last() : o.step, o.all);

@@ -77,6 +77,7 @@ void bench_links(const Options& o, const Table& table) {
         std::printf("%s\n", nlohmann::ordered_json{{"op", r.op},
                                                    {"type", dtype_name(r.type)},
                                                    {"way", r.way},
+                                                   {"memory", world().link ? world().link->memory() : 0},
                                                    {"ranks", r.ranks},
                                                    {"bytes", r.bytes},
                                                    {"sent", r.sent},

@@ -198,7 +198,7 @@ void run(const Options& o, const Command& command) {
   const ValKeys& v = config.rollout.val_kwargs;
   const std::vector<int64_t> ks = checked_ks(o, v.n);
   const bool first = world().first();
-  LongWork::quiet = o.quiet || !first;
+  ProgressLine::quiet = o.quiet || !first;
   if (first) print_notes(notes);
   const Table& table = open_table(config.trainer);
   Session session(config, table, false, evaluation_limits(config, table));
@@ -219,7 +219,7 @@ void run(const Options& o, const Command& command) {
   const auto start = std::chrono::steady_clock::now();
   const bool dense = config.rollout.val_kwargs.kv == ValKv::dense;
   const Evaluation evaluation = [&] {
-    LongWork work("evaluation", session.val->size() * v.n, false);
+    ProgressLine work("evaluation", session.val->size() * v.n, false);
     return Evaluation(session, *session.val, rollout, 0, dense, [&](const EvaluationProgress& p) {
       work.done(p.finished, rollout_note(work, p.finished, p.responses, p.tokens) +
                                 (std::isnan(p.score) ? "" : format(", mean %.3f", p.score)));

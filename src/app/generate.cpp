@@ -322,7 +322,7 @@ void write_samples(const Config& config, const Prompts& prompts, const std::vect
   std::map<int64_t, std::string> waiting;
   int64_t next = 0, finished = 0;
   const int64_t samples = n * std::ssize(given);
-  std::optional<LongWork> work(std::in_place, "generation", samples, false);
+  std::optional<ProgressLine> work(std::in_place, "generation", samples, false);
   const auto drawn = [&](const Completion& c) {
     const Prompt& prompt = given[static_cast<size_t>(c.request)];
     if (!c.finished() && static_cast<int>(c.tokens.size()) < prompt.max_new_tokens) return;
@@ -387,7 +387,7 @@ void run(const Options& o, const Command& command) {
   std::vector<std::string> notes;
   const Config config = configuration(o, command, notes);
   print_notes(notes);
-  LongWork::quiet = o.quiet;
+  ProgressLine::quiet = o.quiet;
   const Prompts prompts(config);
   if (o.interactive()) return converse(config, o, prompts);
   if (o.file) {

@@ -106,7 +106,7 @@ void warn_of_restarts(Console& console, const Session& s) {
     if (!warning.empty()) console.warning(warning);
 }
 
-std::string rollout_note(const LongWork& work, int64_t finished, int64_t responses, int64_t tokens) {
+std::string rollout_note(const ProgressLine& work, int64_t finished, int64_t responses, int64_t tokens) {
   const double seconds = work.seconds(), left = static_cast<double>(responses - finished);
   return cat(finished, " of ", responses, " responses, ", human(static_cast<double>(tokens) / std::max(seconds, 1e-9)),
              " tok/s, ETA ", finished > 0 ? clock(seconds * left / static_cast<double>(finished)) : "-");

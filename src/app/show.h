@@ -21,7 +21,7 @@ void show_plan(Console& console, const Session& session, const Plan& plan);  // 
 void show_train(Console& console, const Session& session, const std::string& path);
 void show_sft(Console& console, const Session& session, const std::string& path);
 // "12 of 80 responses, 1.2k tok/s, ETA 0:35".
-std::string rollout_note(const LongWork& work, int64_t finished, int64_t responses, int64_t tokens);
+std::string rollout_note(const ProgressLine& work, int64_t finished, int64_t responses, int64_t tokens);
 std::string sampling_text(const ValKeys& keys);  // "greedy", "temperature 0.6, top-p 0.95"
 
 // ---- at every step

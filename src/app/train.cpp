@@ -398,7 +398,7 @@ void run(const Options& o, const Command& command, TrainingKind kind) {
   if (path.empty()) path = comm.broadcast(default_path(config.trainer.experiment_name));
   if (comm.first()) check_run_directory(path, start);
   if (comm.first()) print_notes(notes);
-  LongWork::quiet = o.quiet || !comm.first();
+  ProgressLine::quiet = o.quiet || !comm.first();
   resolve_steps(config, kind);
   if (!o.dry_run) return Run(config, kind, table, start, o).run();
   if (const std::string& from = config.trainer.from_checkpoint; !from.empty()) check_startable(from, config, true);

@@ -39,14 +39,14 @@ Arena::~Arena() {
   if (base_ && !side_) memory_.give(base_, limit_);
 }
 
-Turn::Turn(const Arena& arena) : side_(arena.side_) {
+MemoryTurn::MemoryTurn(const Arena& arena) : side_(arena.side_) {
   if (!side_) return;
   for (const SharedMemory::Side& s : side_->memory.sides)
     expect(&s == side_ || s.turns == 0, "arena '", arena.name(), "' is used while others hold its memory");
   side_->turns++;
 }
 
-Turn::~Turn() {
+MemoryTurn::~MemoryTurn() {
   if (side_) side_->turns--;
 }
 

@@ -9,8 +9,8 @@
 
 namespace pare {
 
-// One piece of memory for the arenas of two sides, which use it by turns (Turn): what one side holds is lost when the
-// other one has its turn.
+// One piece of memory for the arenas of two sides, which use it by turns (MemoryTurn): what one side holds is lost when
+// the other one has its turn.
 class SharedMemory {
  public:
   // Reserves `bytes` of `memory`: of the sides, what the arenas of the larger one take.
@@ -65,7 +65,7 @@ class Arena {
   const std::vector<Entry>& entries() const { return entries_; }
 
  private:
-  friend class Turn;
+  friend class MemoryTurn;
   std::string name_;
   const Memory& memory_;
   SharedMemory::Side* const side_;  // null: its memory is its own
@@ -76,12 +76,12 @@ class Arena {
 
 // While it lives, so does what the arenas of that side hold.  Throws std::logic_error where the other side has a turn.
 // Of an arena that shares nothing it is nothing.
-class Turn {
+class MemoryTurn {
  public:
-  explicit Turn(const Arena& arena);
-  ~Turn();
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  explicit MemoryTurn(const Arena& arena);
+  ~MemoryTurn();
+  MemoryTurn(const MemoryTurn&) = delete;
+  MemoryTurn& operator=(const MemoryTurn&) = delete;
 
  private:
   SharedMemory::Side* const side_;

@@ -45,7 +45,7 @@ uint64_t Activity::begun() {
   return activities().begun;
 }
 
-LongWork::LongWork(std::string what, int64_t all, bool ends)
+ProgressLine::ProgressLine(std::string what, int64_t all, bool ends)
     : what_(std::move(what)),
       all_(all),
       terminal_(isatty(STDERR_FILENO)),
@@ -53,18 +53,18 @@ LongWork::LongWork(std::string what, int64_t all, bool ends)
       start_(Clock::now()),
       drawn_(start_) {}
 
-LongWork::~LongWork() {
+ProgressLine::~ProgressLine() {
   hide();
   if (quiet || !ends_ || seconds() < 1) return;
   std::fprintf(stderr, "%s: %s %.1f s\n", what_.c_str(), whole_ ? "done in" : "stopped after", seconds());
 }
 
-void LongWork::hide() {
+void ProgressLine::hide() {
   if (shown_ > 0) std::fprintf(stderr, "\r%*s\r", static_cast<int>(shown_), "");
   shown_ = 0;
 }
 
-void LongWork::done(int64_t n, const std::string& note) {
+void ProgressLine::done(int64_t n, const std::string& note) {
   whole_ = n == all_;
   const auto now = Clock::now();
   const auto wait = !terminal_         ? std::chrono::milliseconds(10'000)

@@ -22,13 +22,13 @@ class Activity {
   const std::string what_;
 };
 
-class LongWork {
+class ProgressLine {
  public:
   // "loading models/mine".  `ends`: at its end it prints how long it took.
-  LongWork(std::string what, int64_t all, bool ends = true);
-  ~LongWork();
-  LongWork(const LongWork&) = delete;
-  LongWork& operator=(const LongWork&) = delete;
+  ProgressLine(std::string what, int64_t all, bool ends = true);
+  ~ProgressLine();
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
 
   // Work done so far, of `all`, with a note about it.  On a terminal the line, at most 79 columns, is overwritten;
   // elsewhere one is printed every ten seconds.

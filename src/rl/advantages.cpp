@@ -37,7 +37,7 @@ void set_advantages(const AlgorithmKeys& keys, std::vector<Trajectory>& samples)
   std::map<int32_t, std::vector<Trajectory*>> groups;
   for (Trajectory& s : samples) {
     s.advantage = 0;
-    if (s.verdict != Ruling::rejected) groups[s.group].push_back(&s);
+    if (s.ruling != Ruling::rejected) groups[s.group].push_back(&s);
   }
   for (auto& [group, members] : groups) {
     std::vector<double> rewards;

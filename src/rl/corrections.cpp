@@ -34,7 +34,7 @@ void finish_released(std::span<Trajectory> update) {
   double total = 0;
   int64_t tokens = 0;
   for (const Trajectory& s : update) {
-    if (s.verdict == Ruling::none) continue;
+    if (s.ruling == Ruling::none) continue;
     for (const float d : log_ratios(s)) total += std::min(ratio(d), kReleasedHigh), tokens++;
   }
   const double normaliser = total / static_cast<double>(tokens);
@@ -102,20 +102,20 @@ Centring centring(const RolloutCorrectionKeys& keys) {
 
 void judge(const RolloutCorrectionKeys& keys, std::span<Trajectory> samples) {
   for (Trajectory& s : samples)
-    if (!s.filtered) s.verdict = accepts(keys, log_ratios(s)) ? Ruling::accepted : Ruling::rejected;
+    if (!s.filtered) s.ruling = accepts(keys, log_ratios(s)) ? Ruling::accepted : Ruling::rejected;
 }
 
 void set_corrections(const RolloutCorrectionKeys& keys, std::span<Trajectory> update) {
   if (keys.rollout_is == RolloutIs::none && keys.rollout_rs != RolloutRs::token) return;
   for (Trajectory& s : update)
-    if (s.verdict == Ruling::accepted) s.correction = xi_weights(keys, log_ratios(s));
+    if (s.ruling == Ruling::accepted) s.correction = xi_weights(keys, log_ratios(s));
   if (keys.rollout_is == RolloutIs::released) finish_released(update);
 }
 
 Acceptance count_verdicts(std::span<const Trajectory> update) {
   Acceptance count;
   for (const Trajectory& s : update)
-    count.judged += s.verdict != Ruling::none, count.accepted += s.verdict == Ruling::accepted;
+    count.judged += s.ruling != Ruling::none, count.accepted += s.ruling == Ruling::accepted;
   return count;
 }
 

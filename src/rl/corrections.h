@@ -12,9 +12,9 @@
 // unusable for long ones.
 //
 // Where this stands in a step: group advantages -> filter (DASH) -> dense old log-probs of what is left, over whole
-// responses -> verdict -> weights -> token plan (NAT) -> pack.  Statistics over accepted samples need the verdict
+// responses -> ruling -> weights -> token plan (NAT) -> pack.  Statistics over accepted samples need the ruling
 // first, so then it is: groups without signal dropped where the filter is on (they stay without, whoever is rejected)
-// -> old log-probs -> verdict -> advantages over the accepted -> filter.
+// -> old log-probs -> ruling -> advantages over the accepted -> filter.
 #pragma once
 #include <span>
 #include <vector>
@@ -73,7 +73,7 @@ std::vector<double> xi_weights(const RolloutCorrectionKeys& keys, std::span<cons
 // Returns the score centring that goes with the weights and token mask of `keys`.
 Centring centring(const RolloutCorrectionKeys& keys);
 
-// The verdict of all samples that are not filtered, from their old log-probs.
+// Rules on all samples that are not filtered, from their old log-probs.
 void judge(const RolloutCorrectionKeys& keys, std::span<Trajectory> samples);
 
 // correction and, with `released`, kl_correction of the accepted samples of one update.

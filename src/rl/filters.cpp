@@ -8,7 +8,7 @@ namespace pare {
 
 void drop_small_advantages(double threshold, std::span<Trajectory> samples) {
   for (Trajectory& s : samples)
-    if (s.verdict != Ruling::rejected && std::abs(s.advantage) < threshold * (1 - 1e-9)) s.filtered = true;
+    if (s.ruling != Ruling::rejected && std::abs(s.advantage) < threshold * (1 - 1e-9)) s.filtered = true;
 }
 
 void drop_groups_without_signal(std::span<Trajectory> samples) {

@@ -173,7 +173,7 @@ void Grpo::step(int64_t step, Metrics& metrics, int64_t drawn) {
   if (a.use_kl_in_reward) set_old_logprobs(metrics);
   shape_rewards(keys_.reward_model, a, keys_.max_response_length, samples_);
 
-  // A = (R - mean) / std, and which of them teach enough.  Statistics over accepted responses need the verdict first.
+  // A = (R - mean) / std, and which of them teach enough.  Statistics over accepted responses need the ruling first.
   const bool judges = corrects(a), over_accepted = judges && c.group_statistics == GroupStatistics::accepted;
   if (over_accepted) {
     if (a.adv_filter_threshold > 0) drop_groups_without_signal(samples_);

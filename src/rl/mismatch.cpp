@@ -161,10 +161,10 @@ void report_corrections(const RolloutCorrectionKeys& keys, std::span<const Traje
   const double top = icepop ? keys.rollout_is_bounds[1] : released ? kReleasedHigh : keys.rollout_is_threshold;
   const double bottom = icepop ? keys.rollout_is_bounds[0] : kReleasedLow;
   for (const Trajectory& s : samples) {
-    if (s.verdict == Ruling::none) continue;
+    if (s.ruling == Ruling::none) continue;
     const auto n = static_cast<int64_t>(s.tokens.size());
     tokens += n;
-    if (s.verdict == Ruling::rejected) masked += n;
+    if (s.ruling == Ruling::rejected) masked += n;
     const std::vector<float> d = log_ratios(s);
     for (const float x : d) high += ratio(x) > top, low += ratio(x) < bottom;
     for (const double xi : raw_weights(keys.rollout_is_level, d))

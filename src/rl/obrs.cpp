@@ -18,7 +18,7 @@ double obrs_weight(const ObrsKeys& keys, double xi, double z) {
 void set_obrs(const ObrsKeys& keys, uint64_t key, std::span<Trajectory> samples) {
   const double same = std::min(1.0, 1 / keys.lambda);
   for (Trajectory& s : samples) {
-    if (s.verdict != Ruling::accepted) continue;
+    if (s.ruling != Ruling::accepted) continue;
     const std::vector<float> d = log_ratios(s);
     std::vector<double>& correction = s.correction.emplace(d.size(), 0.0);
     for (size_t t = 0; t < d.size(); t++) {

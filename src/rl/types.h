@@ -43,7 +43,7 @@ struct Trajectory {
   // OverlapProbs of old policy (p) and sampler (q) at each token, where the states of the sampler are kept.
   std::optional<std::vector<float>> overlap = {}, mass = {};
   // corrections.h, obrs.h: factors of each token's policy loss, and of its KL and entropy terms; none: 1.
-  Ruling verdict = Ruling::none;
+  Ruling ruling = Ruling::none;
   std::optional<std::vector<double>> correction = {}, kl_correction = {};
 
   // Tokens that a verifier sees; of them those that were not sampled.
@@ -51,7 +51,7 @@ struct Trajectory {
   int64_t replayed() const { return static_cast<int64_t>(prefix.size()) + given; }
 
   // Not trained on.  The denominators of the loss say whether it counts.
-  bool dropped() const { return filtered || verdict == Ruling::rejected; }
+  bool dropped() const { return filtered || ruling == Ruling::rejected; }
 };
 
 }  // namespace pare

@@ -324,7 +324,7 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
                                         const std::function<void(const RolloutStats&)>& progress,
                                         const std::function<void(const Completion&)>& drawn) {
   check(requests, sampling);
-  const Turn keys(kv_), turn(scratch_);
+  const MemoryTurn keys(kv_), turn(scratch_);
   const ArenaScope scope(scratch_);
   const State state = make_state(sampling);
   const int lookahead = sampling.trace ? 1 : limits_.lookahead;

@@ -55,8 +55,8 @@ void repeat(Ledger& ledger, const Ledger& before, int64_t times);
 class Rollout {
  public:
   // Allocates the cache from `kv`.  generate() allocates the rest from `scratch` and frees it.  Both may share memory
-  // with what is not used meanwhile, on one side of it (Turn): between two generate()s they hold nothing.  `dense`: the
-  // model that Sampling::dense samples from, the same but for its adapters; null: `model`.
+  // with what is not used meanwhile, on one side of it (MemoryTurn): between two generate()s they hold nothing.
+  // `dense`: the model that Sampling::dense samples from, the same but for its adapters; null: `model`.
   Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Arena& scratch, const Model* dense = nullptr);
 
   // All samples of all requests, in order (request, sample) whatever the schedule.  The tokens and log-probs of a

@@ -153,7 +153,7 @@ Groups kv_keys() {
             "rollout.kv.blocks.count",
             "Sparrow (arXiv 2606.08446)")}},
       {{block_sparse, is("learner.attention", {"dense"})},
-       {KEY(rollout.kv.blocks.acceptance_target, within(0, 1), "part",
+       {KEY(rollout.kv.blocks.acceptance_target, within(0, 1), "fraction",
             "target of the 5 % quantile of the acceptance rate. The number of blocks is adapted to reach it, "
             "separately for each range of context lengths; 0: off",
             "Sparrow (arXiv 2606.08446): 0.86")}},

@@ -24,7 +24,7 @@ LISTED = {
     ],
     "src/rl/mismatch.cpp": [
         ("keys.veto > 0 ? keys.veto : 1e-4", "1e-4", "veto ignored"),
-        ("if (s.verdict == Ruling::rejected) masked += n;", "", "rejected tokens are not masked ones"),
+        ("if (s.ruling == Ruling::rejected) masked += n;", "", "rejected tokens are not masked ones"),
     ],
     "src/rl/corrections.cpp": [
         ("std::exp(std::clamp(log_ratio, -20.0, 20.0))", "std::exp(log_ratio)", "log-ratio not clamped"),

@@ -245,8 +245,8 @@ size_t cells_for(size_t bytes) { return bytes / 2 + 1; }
 
 namespace check {
 
-Pause::Pause() { g_pause++; }
-Pause::~Pause() { g_pause--; }
+Unchecked::Unchecked() { g_pause++; }
+Unchecked::~Unchecked() { g_pause--; }
 
 void launch_begin() {
   if (!g_static.begin) {
@@ -316,13 +316,13 @@ void fence() {
 
 void access(const void* p, size_t bytes, bool write, bool atomic, const Loc& loc) {
   if (g_pause) return;
-  const Pause pause;
+  const Unchecked pause;
   touch({static_cast<const char*>(p), bytes, write, atomic, place_of(loc)});
 }
 
 void copy(void* to, const void* from, size_t bytes, const Loc& loc) {
   if (g_pause) return;
-  const Pause pause;
+  const Unchecked pause;
   const Access read{static_cast<const char*>(from), bytes, false, false, place_of(loc), true};
   const Access write{static_cast<const char*>(to), bytes, true, false, place_of(loc), true};
   bool shared = false;
@@ -336,7 +336,7 @@ void copy(void* to, const void* from, size_t bytes, const Loc& loc) {
 
 static void instrumented(const void* p, size_t bytes, bool write, bool atomic, uintptr_t pc) {
   if (g_pause || !bytes) return;
-  const Pause pause;
+  const Unchecked pause;
   touch({static_cast<const char*>(p), bytes, write, atomic, place_of(pc)});
 }
 
@@ -348,7 +348,7 @@ static Cell* target_cells(const char* what, const void* dst, size_t bytes, const
 }
 
 void async_issue(const AsyncCopy& c) {
-  const Pause pause;
+  const Unchecked pause;
   touch({static_cast<const char*>(c.dst), c.bytes, true, false, place_of(c.loc)});
   if (c.src_bytes) touch({static_cast<const char*>(c.src), c.src_bytes, false, false, place_of(c.loc)});
   Cell* const cells = target_cells("cp.async", c.dst, c.bytes, c.loc);
@@ -356,7 +356,7 @@ void async_issue(const AsyncCopy& c) {
 }
 
 void async_done(const AsyncCopy& c) {
-  const Pause pause;
+  const Unchecked pause;
   Cell* const cells = target_cells("cp.async", c.dst, c.bytes, c.loc);
   for (unsigned i = 0; i < c.bytes / 2; i++) cells[i].pending = 0, cells[i].write.clock = g_own[g_block.cur->linear];
 }
@@ -393,7 +393,7 @@ void proxy_fence() {
   g_own[t]++;
 }
 void async_access(const void* p, size_t bytes, bool write, const Loc& loc) {
-  const Pause pause;
+  const Unchecked pause;
   touch({static_cast<const char*>(p), bytes, write, false, place_of(loc), false, true});
 }
 void tensor_issue(const TensorCopy& c, size_t bytes) {
@@ -419,7 +419,7 @@ void store_reads(const TensorCopy& c, size_t bytes, bool done) {
 void store_writes(const TensorCopy& c, const void* to, size_t bytes, bool done) {
   if (!done) async_access(to, bytes, true, c.loc);
   bool shared = false;
-  const Pause pause;
+  const Unchecked pause;
   Cell* const cells = cells_of({static_cast<const char*>(to), bytes, true, false, place_of(c.loc)}, &shared);
   if (!cells || shared) fail(c.loc, "TMA: the target of a store is not in device memory");
   for (size_t i = 0; i < bytes / 2; i++) cells[i].store = done ? Store::none : Store::target;

@@ -36,9 +36,9 @@ void remove(Alloc&);
 void host_wrote(const void* p, size_t bytes);
 
 // Accesses do not count while one of these lives.
-struct Pause {
-  Pause();
-  ~Pause();
+struct Unchecked {
+  Unchecked();
+  ~Unchecked();
 };
 
 #else
@@ -68,9 +68,9 @@ inline void products_done(unsigned) {}
 inline void add(Alloc&) {}
 inline void remove(Alloc&) {}
 inline void host_wrote(const void*, size_t) {}
-struct Pause {
-  Pause() {}
-  ~Pause() {}
+struct Unchecked {
+  Unchecked() {}
+  ~Unchecked() {}
 };
 
 #endif

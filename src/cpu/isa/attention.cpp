@@ -182,7 +182,7 @@ template <int kRows>
 // `count` tiles of as many rows each, what they see ascending, block by block: the keys and values of a block stay in
 // the nearest cache for all tiles.  Rows of `ahead` are fetched in between, few at a time.
 template <int kRows>
-void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
+void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Prefetcher& ahead) {
   alignas(64) float scores[2][kRows * kAttnBlock], alpha[16] = {}, next[16];
   for (int64_t i = 0; i < count; i++) store(tiles[i].max, set1(-__builtin_inff())), store(tiles[i].sum, zero());
   const auto slots = [&](int64_t i) { return tiles[i].visible[kRows - 1]; };
@@ -211,7 +211,7 @@ void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
   }
 }
 
-void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Ahead& ahead) {
+void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Prefetcher& ahead) {
   switch (tiles->rows) {
     case 1:
       return attend<1>(tiles, count, h, ahead);
@@ -271,8 +271,8 @@ PARE_INLINE int64_t row_share(int64_t n) {
 // The next `rows` rows of `queries`: to a.o, and to a.lse where that is given.  Calls then(tile) of each tile.  o: room
 // for kAttnRows rows.
 template <class Args, class Then>
-PARE_INLINE void attend_rows(const Args& a, Queries& queries, int64_t rows, const KeyHead& h, float* o, Ahead& ahead,
-                             Then then) {
+PARE_INLINE void attend_rows(const Args& a, Queries& queries, int64_t rows, const KeyHead& h, float* o,
+                             Prefetcher& ahead, Then then) {
   constexpr int64_t kNear = 6144;  // 48 KiB of keys and values: so few stay near by themselves, and o of one tile, too
   const int64_t share = row_share(rows), most = h.weights || h.slots * h.head_dim < kNear ? 1 : kAttnRows / kQueryRows;
   QueryTile tiles[kAttnRows / kQueryRows];
@@ -341,7 +341,7 @@ void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
   float *keys = turn.scratch, *values = keys + turn.room * a.head_dim, *o = values + turn.room * value_dim;
   pack_across(keys, key_slots(a, s, kv_head), turn.packed, slots, a.head_dim);
   pack_down(values + turn.packed * value_dim, value_slots(a, s, kv_head), turn.packed, slots, a.head_dim);
-  Ahead ahead;
+  Prefetcher ahead;
   if (const AttnPiece& next = turn.next; next.segment) {
     const auto add = [&](const float* matrix, int64_t stride, int64_t columns) {
       ahead.add(matrix + (next.segment->row + next.rows.begin) * stride + next.kv_head * columns, stride,
@@ -383,7 +383,7 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
     clear_new(mass, row.slots - row.rows);
   }
   Queries queries(a.q, a.q_stride, a.head_dim, a.heads, kv_head, g, row.row, 0, row.slots - row.rows + 1);
-  Ahead nothing;
+  Prefetcher nothing;
   attend_rows(a, queries, row.rows * g, head, o, nothing, [&](const QueryTile& t) {
     if (a.mass_pages) add_mass(t, head, mass);
   });

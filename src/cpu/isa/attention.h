@@ -98,7 +98,7 @@ PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t fi
 
 // Rows that will be needed soon, fetched a few at a time while products run: they lie too far apart for the machine to
 // foresee them.
-class Ahead {
+class Prefetcher {
  public:
   PARE_INLINE void add(const float* rows, int64_t stride, int64_t count, int64_t width) {
     if (count) parts_[added_++] = {rows, stride, count, width};

@@ -44,7 +44,7 @@ struct Operands {
   Rows<float> dq;
   int64_t head_dim, padded;
   bool whole;
-  Ahead ahead;  // what the next segment reads and writes
+  Prefetcher ahead;  // what the next segment reads and writes
 };
 
 // Rows and slots go in groups of 8, so that what a chain leaves out (the rows above its slots, the slots behind its
@@ -234,7 +234,7 @@ void row_block(const AttnBwdArgs& a, const SegmentRow& s, Operands& x, int64_t h
 }  // namespace
 
 // All rows that are the segment's own.
-PARE_INLINE static void add_rows(Ahead& ahead, const AttnBwdArgs& a, const SegmentRow& s, int64_t kv_head) {
+PARE_INLINE static void add_rows(Prefetcher& ahead, const AttnBwdArgs& a, const SegmentRow& s, int64_t kv_head) {
   const int64_t head_dim = a.fwd.head_dim, group = a.fwd.group * head_dim;
   const auto add = [&](const float* matrix, int64_t stride, int64_t columns) {
     ahead.add(matrix + s.row * stride + kv_head * columns, stride, s.len, columns);
