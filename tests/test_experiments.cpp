@@ -54,9 +54,9 @@ TEST_F(Experiments, PagesShowTheRecords) {
 
 // A run of a script stands on a page: none is left out for what it showed.
 TEST_F(Experiments, EveryPlannedRunIsOnAPage) {
-  const Outcome named = shell(
-      "cd " + at("experiments") +
-      " && python3 -B -c 'import glob, table; [print(n) for p in glob.glob(\"results/*.md\") for n in table.Page(p).used]'");
+  const Outcome named = shell("cd " + at("experiments") +
+                              " && python3 -B -c 'import glob, table; [print(n) for p in glob.glob(\"results/*.md\") "
+                              "for n in table.Page(p).used]'");
   ASSERT_EQ(named.code, 0) << named.err;
   std::stringstream names(named.out);
   const std::set<std::string> shown{std::istream_iterator<std::string>(names), {}};
