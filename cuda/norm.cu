@@ -21,9 +21,10 @@ namespace pare::PARE_CUDA {
 
 namespace {
 
-constexpr int kWarps = 4;  // rows of a block, forward
-constexpr int kHeld = 8;   // packs of a row that a lane keeps in registers
-constexpr int kMostWarps = 8, kColumns = 8, kGroups = 128;
+constexpr int kWarps = 4;      // rows of a block, forward
+constexpr int kHeld = 8;       // packs of a row that a lane keeps in registers
+constexpr int kMostWarps = 8;  // of a block, backward
+constexpr int kColumns = 8, kGroups = 128;
 
 template <class T>
 struct Rows {
@@ -236,7 +237,7 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream stream) {
     const auto bytes = static_cast<size_t>(Strand<T>(x.c, a.accumulate, !!a.dw).bytes());
     const size_t room = machine().shared_memory;
     expect(bytes <= room, op, ": rows of ", c, " columns need more shared memory than a block has");
-    unsigned warps = kTogether;
+    unsigned warps = sizeof(T) == 2 ? kMostWarps : 1;
     while (warps * bytes > room) warps /= 2;
     launch(op, vector ? bwd<T, true> : bwd<T, false>,
            {.grid = blocks(op, strands, warps), .block = 32 * warps, .smem = warps * bytes}, stream, dx,

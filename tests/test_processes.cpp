@@ -195,6 +195,14 @@ TEST_F(Nccl, ADestroyThatHangsIsNoFailure) {
   expect_same("whole", "run", 1);
 }
 
+TEST_F(Nccl, ADestroyThatHangsKeepsTheCodeOfAnInterrupt) {
+  const Overrides fault = {"CUEMU_NCCL_FAULT=1:destroy", "PARE_SILENCE=6"};
+  const Outcome o = struck(2, keys_ + kEndless, fault, [&] { send(SIGUSR1); });
+  EXPECT_EQ(o.code, 75) << o.err;
+  EXPECT_NE(o.err.find("which is saved; continue with"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("ncclCommDestroy has not returned for 1 s"), std::string::npos) << o.err;
+}
+
 // Work with the others never ends, and NCCL has an error; but the launcher knows what has happened.
 TEST_F(Nccl, KilledRankIsNamed) {
   const Outcome o = struck(2, keys_ + kEndless, {}, [&] { kill(processes().at("pare rank 1"), SIGKILL); });

@@ -50,6 +50,16 @@ void check_command(pare::Comm& comm, const std::string& command) {
                  "; all ranks of a job run the same command");
 }
 
+// Closes the link between ranks while its device is there.
+int end_in_order(pare::Exit code) {
+  pare::world().link.reset();
+  if (pare::world().hangs) {
+    pare::set_world(nullptr);
+    _exit(static_cast<int>(code));
+  }
+  return static_cast<int>(code);
+}
+
 int run(int argc, char** argv) {
   using pare::Exit;
   bool opened = false;
@@ -71,12 +81,7 @@ int run(int argc, char** argv) {
         {add_train, add_sft, add_eval, add_generate, add_plan, add_compare, add_audit, add_report, add_logprobs,
          add_tokenize, add_inspect, add_convert, add_merge, add_verify, add_bench, add_help});
     pare::finish_output();
-    world().link.reset();  // while its device is there
-    if (world().hangs) {
-      set_world(nullptr);
-      _exit(static_cast<int>(Exit::ok));
-    }
-    return static_cast<int>(Exit::ok);
+    return end_in_order(Exit::ok);
   } catch (const std::bad_alloc&) {
     return report(Exit::memory,
                   pare::cat("does not fit: memory ran out, of which there are ",
@@ -86,8 +91,7 @@ int run(int argc, char** argv) {
     return report(Exit::failed, pare::cat(e.path1().string(), ": ", e.code().message()));
   } catch (const pare::Error& e) {
     const int code = report(e.code, e.what());
-    if (opened) pare::world().link.reset();
-    return code;
+    return opened ? end_in_order(e.code) : code;
   } catch (const std::exception& e) {
     return report(Exit::failed, pare::cat("internal error: ", e.what()));
   }

@@ -215,6 +215,14 @@ TEST_F(Ranks, OtherCommandIsRefused) {
   EXPECT_FALSE(fs::exists(at("run/metrics.jsonl")));
 }
 
+// One launcher or the other.
+TEST_F(Ranks, RanksOfItsOwnAreRefused) {
+  const Outcome o = job(part(2, "run", {"--ranks", "2"}));
+  EXPECT_EQ(o.code, 2) << o.err;
+  EXPECT_NE(o.err.find(" has started 2 ranks already; leave out one of the two"), std::string::npos) << o.err;
+  EXPECT_FALSE(fs::exists(at("run")));
+}
+
 TEST_F(Ranks, OtherMachineIsRefused) {
   Outcome o = job(part(1, "run", {}) + Overrides{":"} + part(1, "run", {"trainer.seed=2"}));
   EXPECT_EQ(o.code, 1) << o.err;
