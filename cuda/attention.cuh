@@ -1,5 +1,5 @@
-// What attention of packed and of paged sequences share: finding the rows of a block, the operands of packed sequences,
-// and the arithmetic in f32, whose order list.h states, so that both give the same bits.
+// Code shared by attention of packed and of paged sequences: finding the rows of a block, the operands of packed
+// sequences, and the arithmetic in f32, whose order list.h states, so that both give the same bits.
 #pragma once
 #include <type_traits>
 

@@ -1,5 +1,5 @@
-// What the kernels of attention backward share (attention_bwd.cu, attention_bwd_wgmma.cuh): their operands, who sees
-// what, and the arithmetic of pairs in bf16.
+// Code shared by the kernels of attention backward (attention_bwd.cu, attention_bwd_wgmma.cuh): their operands, masks,
+// and the arithmetic of pairs in bf16.
 #pragma once
 #include "attention_mma.cuh"
 

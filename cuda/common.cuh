@@ -1,4 +1,4 @@
-// What every .cu file uses: the namespace of the table, element types, launching, small device functions.
+// Code that every .cu file uses: the namespace of the table, element types, launching, small device functions.
 //
 // The same sources give two tables: nvcc compiles pare::cuda (table_cuda), g++ or clang with the headers of emu/include
 // in front pare::emu (table_emu).  Both are compiled without contraction of a * b + c, and kernels use no approximate

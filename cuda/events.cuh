@@ -1,4 +1,4 @@
-// What the ops of a cache that evicts share (ops/events.h): where the slots of an event lie, and the tile of dot
+// Code shared by the ops of an evicting cache (ops/events.h): where the slots of an event lie, and the tile of dot
 // products, in the order of list.h, that scores are made of.
 #pragma once
 #include "fragment.cuh"

@@ -1,4 +1,4 @@
-// How memory of devices travels between ranks: the choice, and the way through the host.
+// Transport of device memory between ranks: the choice, and the way through the host.
 #include <algorithm>
 #include <map>
 

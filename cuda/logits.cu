@@ -1,4 +1,4 @@
-// What turns logits into numbers: log-probs, overlaps, losses and samples (ops/logits.h: Logprob, OverlapProbs,
+// Ops on logits: log-probs, overlaps, losses and samples (ops/logits.h: Logprob, OverlapProbs,
 // LogitsLoss, Truncate, ListKept, KeepListed, Sample).
 //
 // logits [R, V] act, overwritten by their gradient in logits_loss; per row a token or a log-prob, an entropy and

@@ -1,4 +1,4 @@
-// What is called of NCCL: its functions are looked for at run time (cuda/nccl.cu), or stand in cuda/emu/src/nccl.cpp.
+// Functions of NCCL that pare calls: they are looked up at run time (cuda/nccl.cu), or stand in cuda/emu/src/nccl.cpp.
 // NVIDIA's CUDA has no header of it.
 #pragma once
 #include <cstddef>

@@ -44,7 +44,7 @@ __device__ __forceinline__ void for_packs(int c, F f) {
   for (int i = first + kHeld * 32 * kPack<T>; i < c; i += 32 * kPack<T>) f(kHeld, i);
 }
 
-// What a lane has of a row.  Behind the packs in registers it is read again.
+// A lane's share of a row: kHeld packs in registers; the rest is read again.
 template <class T, bool kVector>
 struct Row {
   Pack<T> held[kHeld];

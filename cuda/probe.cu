@@ -1,4 +1,4 @@
-// What a benchmark asks of a GPU: times between events, and what the machine can do.  Nothing in the emulation.
+// Services of a GPU for benchmarks: times between events, and peak rates.  Empty in the emulation.
 #include "common.cuh"
 
 #ifndef CUEMU

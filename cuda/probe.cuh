@@ -1,4 +1,4 @@
-// Of the CUDA program only: the emulation has no clock and no ceilings.
+// For the CUDA program only: the emulation has no clock and no peak rates.
 #pragma once
 #include "ops/probe.h"
 

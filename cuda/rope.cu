@@ -82,7 +82,7 @@ __device__ __forceinline__ float group_sum(float v, int lanes) {
   return v;
 }
 
-// Of the head that a group of lanes has: 1 / sqrt(mean(x^2) + eps).
+// Returns 1 / sqrt(mean(x^2) + eps) of the head of a group of lanes.
 template <class T>
 __device__ __forceinline__ float rstd_of(const Pairs<T>& x, const Shape& s, float eps) {
   float sum = 0;
@@ -254,7 +254,7 @@ __device__ PagedRow entry_of_row(const int4* entries, int n, int row) {
   return {};
 }
 
-// What write_rows does before it writes (Rotation).
+// The work of write_rows before it writes (Rotation).
 template <class T>
 struct Rotate {
   Heads<const T> from;
@@ -266,8 +266,7 @@ struct Rotate {
   float eps;
 };
 
-// blockIdx.x is a row.  A group of lanes has a head, as in rope.cu; the group of a key head moves that of the values
-// too.
+// blockIdx.x is a row.  A group of lanes has a head; the group of a key head also writes the value head.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     write_rows(Pages<T> pages, Rotate<T> x, Heads<const T> values, Beside beside) {

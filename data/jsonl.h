@@ -8,7 +8,7 @@
 
 namespace pare {
 
-// How rows are read: keys, or paths to them, in place of the usual ones, and the system message of rows without one.
+// Keys of a row, or paths to them, that replace the usual ones, and the system message of rows without one.
 // Empty: the usual keys, no system message.
 struct RowKeys {
   std::string prompt, answer, system;

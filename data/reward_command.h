@@ -32,7 +32,7 @@ class RewardCommand {
   // The verdict on a line (JSON without a line end); from any number of threads.  A program that ends or is late is
   // started again, once, and asked again.  An Error(failed) shows the end of its standard error.
   Verdict grade(const std::string& line);
-  // How often a program was started again, so far.
+  // Restarts of programs so far.
   int64_t restarts() const { return restarts_; }
   // The first reason for it since the last call, with the end of the program's standard error; empty: none.
   std::string take_warning();

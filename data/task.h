@@ -36,7 +36,7 @@ inline std::string problem_text(const Problem& problem) {
   return problem.prompt.empty() && !problem.messages.empty() ? problem.messages.back().content : problem.prompt;
 }
 
-// What a reward sees of a rollout: its text without the closing EOS, and whether there was one.
+// A response as a reward sees it: its text without the closing EOS, and whether it had one.
 struct Response {
   std::string_view text;
   bool finished = false;

@@ -16,7 +16,7 @@ size_t space_size(std::string_view s, size_t at);
 std::string_view trim(std::string_view s);  // that white space removed from both ends
 
 std::string replace_all(std::string_view s, std::string_view from, std::string_view to);
-// What an ASCII letter is in lower case; every other character is itself.
+// Converts ASCII letters to lower case; other characters are unchanged.
 char lower(char c);
 std::string lower(std::string_view s);
 

@@ -4,7 +4,7 @@
 
 namespace pare {
 
-// What a block computes on the way, and its backward reads.  N rows.
+// Intermediate results of a block that its backward pass reads.  N rows.
 struct BlockBuffers {
   BlockBuffers(const Model& model, Arena& arena, int64_t rows);
 

@@ -11,7 +11,7 @@
 
 namespace pare {
 
-// What the loss rows of a pass gave, [R] each.
+// Results of the loss rows of a pass, [R] each.
 struct TokenOuts {
   std::vector<int64_t> offsets;  // loss_row_offsets
   std::vector<double> logprob = {}, entropy = {};
@@ -28,7 +28,7 @@ struct TokenOuts {
   }
 };
 
-// What a sampler kept: the final hidden states that tokens were drawn from, and what OverlapProbs is to compare.
+// States kept by the sampler: the final hidden states that tokens were drawn from, and the options of OverlapProbs.
 struct SamplerStates {
   Tensor hidden;  // act [M, C]; Member::sampler_row says which rows are whose
   float lambda = 1;
@@ -41,8 +41,8 @@ struct LossPolicies {
   Tensor sampler = {};               // SamplerStates::hidden, of score centring, else absent
 };
 
-// How the gradients of slots become one: in the order of list.h; or each rank adds its own, and the library ranks, in
-// an order of its own, the gradients as they are or rounded to bf16.
+// Sum of the gradients of slots.  ordered: in the order of list.h.  Otherwise each rank adds its own and the library
+// adds the ranks in its own order, in f32 or rounded to bf16.
 enum class Reduce { ordered, reduce_scatter, reduce_scatter_bf16 };
 
 struct LearnerOptions {

@@ -1,4 +1,4 @@
-// What becomes of the gradients of a learner: the sum of the slots, its norm, the step.
+// The update of a learner: the sum of the gradients of slots, its norm, the optimizer step.
 #include <cmath>
 #include <numeric>
 

@@ -1,7 +1,6 @@
-// Low-rank adapters (Hu et al. 2021, "LoRA"): y = W x + (alpha / r) B A x, of which A and B are trained and W is
-// frozen.
+// Low-rank adapters (Hu et al. 2021, "LoRA"): y = W x + (alpha / r) B A x, with W frozen and A and B trained.
 //
-// What lies on the device and is trained is A and B' = (alpha / r) B, at alpha / r times the learning rate: AdamW then
+// The device holds and trains A and B' = (alpha / r) B, at alpha / r times the learning rate: AdamW then
 // moves B as if it were trained itself, but for eps.  The norm of the gradient, which clips it, is that of A and B'.
 #pragma once
 #include <array>

@@ -33,7 +33,7 @@ struct Group {
 // groups, are [offsets[m], offsets[m + 1]).
 std::vector<int64_t> loss_row_offsets(const std::vector<Group>& groups);
 
-// What the loss knows of its rows beside their log-probs (LogitsLoss); [R] each.
+// Inputs of the loss rows besides their log-probs (LogitsLoss), [R] each.
 struct TokenTerms {
   explicit TokenTerms(size_t rows = 0)
       : weight(rows),
@@ -84,7 +84,7 @@ struct MicroBatch {
 };
 std::vector<MicroBatch> plan_micro_batches(const std::vector<Group>& groups, int64_t max_rows);
 
-// What the groups of an update hold at most, each with a prefix of one token or more.
+// Maxima over the groups of an update; each group has a prefix of at least one token.
 struct BatchLimits {
   int64_t groups, members, prefix, tokens;  // groups; members of a group; tokens of a prefix, of a member
   int64_t interval = 0, slots = 0;          // where events are replayed: rows between two, slots of a layer

@@ -16,7 +16,8 @@ class Parameters {
   // part and ranks exchange them, which is for values that are computed: files of one rank may differ from another's.
   void set_parameters(const ParameterReader& read, bool in_parts = false);
   void set_parameters(const std::vector<float>& host);  // in the order of the layout
-  // Of the device's, or of the master where there is one, and then of this rank's elements alone; `this` lives as long.
+  // Returns a reader of the device's parameters or, if there is a master, of this rank's elements of it; `this` must
+  // outlive it.
   ParameterReader reader() const;
   ParameterReader rounded() const;  // of the device's
   std::vector<float> get_parameters() const;

@@ -10,7 +10,7 @@ namespace pare {
 
 class Pass : AttentionContext, AttentionBackward {
  public:
-  // What the forward keeps for the backward.
+  // Activations that the forward pass keeps for the backward.
   //   all      everything, but of the first `recompute` blocks their inputs only: the backward computes these blocks
   //            again (bitwise the same)
   //   nothing  there will be no backward

@@ -1,5 +1,5 @@
-// What each rank keeps of the optimizer (ZeRO stage 1; Rajbhandari et al. 2020): weights are whole on every rank,
-// master parameters, moments and the summed gradient lie in parts; and how the groups of an update are dealt to slots.
+// Partition of the optimizer over ranks (ZeRO stage 1; Rajbhandari et al. 2020): weights are whole on every rank,
+// master parameters, moments and the summed gradient lie in parts.  Also deals the groups of an update to slots.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -24,7 +24,7 @@ struct ParameterBlock {
 
 // [ranks + 1]: rank r keeps elements [cuts[r], cuts[r + 1]) of the blocks, as many as any other but for a run.
 std::vector<int64_t> shard_cuts(const std::vector<ParameterBlock>& blocks, int ranks);
-// What of the blocks lies between two cuts.
+// Returns the parts of the blocks between two cuts.
 std::vector<ParameterBlock> blocks_between(const std::vector<ParameterBlock>& blocks, int64_t begin, int64_t end);
 // Byte of Parameters::packed, which has `bytes`, at a cut.
 int64_t place_of(const std::vector<ParameterBlock>& blocks, int64_t cut, int64_t bytes);
@@ -56,8 +56,7 @@ class ShardReader {
 };
 
 // The slot of each item: by falling cost, ties to the lower index, each to the slot with the least so far, ties to the
-// lower slot; or in turn, item i to slot i mod slots, where that has no larger slot.  A function of its arguments
-// alone.
+// lower slot; or in turn, item i to slot i mod slots, if that has no larger slot.  Depends on its arguments only.
 std::vector<int> deal(const std::vector<int64_t>& costs, int64_t slots);
 
 }  // namespace pare

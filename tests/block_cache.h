@@ -96,8 +96,7 @@ class Cache {
     Buffer o, blocks, score;
     int64_t slots;
   };
-  // One decode step of the sequences: chooses blocks by q [sequences, H, D] and reads them.  Read::blocks: in their
-  // order.
+  // One decode step of the sequences: chooses blocks by q [sequences, H, D] and reads them.  Read::blocks: in order.
   Read decode(const std::vector<int32_t>& sequences, const Tensor& q, const std::vector<int32_t>& budgets) {
     const int64_t n = static_cast<int64_t>(sequences.size());
     std::vector<int32_t> entries;

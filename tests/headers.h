@@ -1,4 +1,5 @@
-// What many tests include, parsed once for each variant of the build.  A test includes what it uses all the same.
+// Headers that many tests include, parsed once for each variant of the build.  A test still includes
+// what it uses.
 #include <gtest/gtest.h>
 
 #include <algorithm>

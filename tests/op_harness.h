@@ -1,5 +1,4 @@
-// What the op tests stand on: buffers with red zones, and a OpRun that builds the arguments of one op call on one
-// table.
+// Harness of the op tests: buffers with red zones, and an OpRun that builds the arguments of one call on one table.
 //
 // A call is written once, as a function of an OpRun: a case of src/cases, or what a test needs beside those.  The same
 // function then runs on `ref` in f64 and on every table under test in f32: values depend only on the names of the

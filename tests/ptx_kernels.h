@@ -20,8 +20,7 @@ void exp2_in_place(float* x, int n);
 // ---- compute capability 9.0 (ptx90_kernels.cu)
 bool waits_for_mbarriers();  // has the code that the device runs kernels that do?
 void lose_arrival();         // the second of two blocks waits for one arrival more than there is
-// Shared memory [16][64] of bf16 behind a tensor copy with the swizzle of 128 bytes, which begins at (x, y) of a
-// matrix.
+// Shared memory [16][64] of bf16 behind a tensor copy with the swizzle of 128 bytes, at (x, y) of a matrix.
 void copy_box(unsigned char* out, const uint16_t* in, int64_t columns, int64_t rows, int64_t stride, int x, int y);
 // Shared memory [2][8][16] behind one with the swizzle of 32 bytes, which begins at (x, y, z) of [panels][rows][16].
 void copy_panels(unsigned char* out, const uint16_t* in, int64_t rows, int64_t panels, int x, int y, int z);

@@ -1,4 +1,4 @@
-// What a call asks of its tensors is checked before any table sees them: also where it is only planned.
+// The requirements of a call on its tensors are checked before any table sees them, also when planning.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// What the CUDA program finds out about a device when it opens it, on the devices that the emulator stands in for; and
+// Properties that the CUDA program reads when it opens a device, on the devices that the emulator stands in for; and
 // the choice between mma.sync and wgmma.
 #include <cstdlib>
 #include <fstream>

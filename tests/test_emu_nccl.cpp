@@ -39,7 +39,7 @@ class NcclRank {
       report += cudaGetErrorString(e);
     return x;
   }
-  // What is wrong with a call.
+  // The fault of a call.
   void said(ncclResult_t r) {
     if (r) report += ncclGetLastError(comm);
   }
@@ -137,7 +137,7 @@ TEST(EmuNccl, AddsInTheOrderOfTheRing) {
   }));
 }
 
-// Of each rank in turn, in place, in one group; parts of another size.
+// Broadcasts from each rank in turn, in place, in one group; parts differ in size.
 TEST(EmuNccl, Broadcasts) {
   expect_none(reports(3, [&](NcclRank& r) {
     float* const all = r.put(std::vector<float>(6, static_cast<float>(r.rank)));
@@ -218,7 +218,7 @@ TEST(Emu, NcclMismatchShows) {
       ", which receives nothing more: each waits for the other to receive, a send and its receive belong in one group";
   expect(2, {first + "0: it sends f32[3] to rank 1" + deadlock, first + "1: it sends f32[3] to rank 0" + deadlock},
          [&](NcclRank& r, float* p) { r.send(p, 3, 1 - r.rank), r.receive(p + 8, 3, 1 - r.rank); });
-  // Nobody sends: from the beginning, and later.
+  // No rank sends: from the beginning, and later.
   expect(2, {"ncclGroupEnd: rank 1 has left", ""}, [&](NcclRank& r, float* p) {
     if (r.rank == 0) r.receive(p, 3, 1);
   });
@@ -279,7 +279,7 @@ TEST(EmuNccl, DestroyIsACollective) {
   EXPECT_EQ(all[1], "ncclCommDestroy: rank 0 does not call it");
 }
 
-// What is taken: as the ranks connect, for each rank that one talks to, and for sums; all of it comes back.
+// Memory is taken as the ranks connect, for each peer and for sums; all of it is returned.
 TEST(EmuNccl, TakesMemoryWhenRanksFirstMeet) {
   const auto free_now = [] {
     size_t free = 0, total = 0;

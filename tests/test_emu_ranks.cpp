@@ -41,7 +41,7 @@ void run_on_devices(int ranks, const std::function<void(Comm&)>& f) {
   }
 }
 
-// What NCCL takes it takes as the ranks connect: nothing is left for the first op, when pare has filled the device.  On
+// NCCL takes all its memory as the ranks connect: none is left for the first op, when pare has filled the device.  On
 // two machines, where weights are broadcast, and on one.
 TEST(EmuRanks, NcclTakesNoMemoryAfterItHasConnected) {
   const auto take_nothing = [](Comm& comm) {

@@ -1,4 +1,4 @@
-// What data sets call an answer, and what a verifier gets of it.
+// Answers as data sets state them, and as a verifier gets them.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -60,6 +60,29 @@ TEST(House, MakefilesFitTheScreen) {
   EXPECT_GE(makefiles, 8);
 }
 
+// The first comment of a file and every comment of a header begin with a noun or a verb, and no line is torn to a word.
+TEST(House, CommentsAreSentences) {
+  const std::regex answers("^ *(//|#|\"\"\") ?(What|How|Of|Those|That of|Nothing|Nobody) "),
+      torn("^ *// [A-Za-z'-]+\\.$");
+  int files = 0;
+  for (const char* top : {"src", "cuda", "model", "tokenizer", "data", "tests", "tools"})
+    for (const auto& entry : fs::recursive_directory_iterator(top)) {
+      const std::string kind = entry.path().extension().string();
+      if (!std::set<std::string>{".h", ".cuh", ".cpp", ".cu", ".py", ".sh", ".mk"}.contains(kind)) continue;
+      files++;
+      const bool header = kind == ".h" && std::string(top) != "tests";
+      std::stringstream lines(read_text(entry.path().string()));
+      bool first = true;
+      for (std::string line; std::getline(lines, line);) {
+        if (line.starts_with("#!")) continue;
+        EXPECT_FALSE((first || header) && std::regex_search(line, answers)) << entry.path() << ": " << line;
+        EXPECT_FALSE(header && std::regex_search(line, torn)) << entry.path() << ": " << line;
+        first = false;
+      }
+    }
+  EXPECT_GT(files, 500);
+}
+
 // A backtick in a message would run what it quotes; commands are substituted by $( ).
 TEST(House, ScriptsQuoteNothingByBackticks) {
   const std::regex bare("(^|[^\\\\])`");

@@ -1,4 +1,4 @@
-// What the system lets a process fill, and runs under such limits.
+// Memory limits of a process, and runs under them.
 #include <sys/resource.h>
 
 #include <cstdint>

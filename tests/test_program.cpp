@@ -1,4 +1,4 @@
-// What users see when something is wrong: one line, the exit code of base/error.h, and nothing half-written.
+// Errors as users see them: one line, the exit code of base/error.h, and nothing half-written.
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// What the PTX wrappers of cuda/ptx.cuh and ptx90.cuh do, against stored results, byte by byte: the same on the device
+// Results of the PTX wrappers of cuda/ptx.cuh and ptx90.cuh against stored ones, byte by byte: the same on the device
 // and emulated.
 //
 // tests/golden/ptx_sm80.json and ptx_sm90.json hold the results, and under "made_by" who computed them: the name of a

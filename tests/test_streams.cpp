@@ -1,4 +1,4 @@
-// What the program leaves of its surroundings: results that cannot be written, files of others, and text that would
+// The program and its surroundings: results that cannot be written, files of others, and text that would
 // steer a terminal.
 #include <csignal>
 #include <nlohmann/json.hpp>

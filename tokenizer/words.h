@@ -36,8 +36,8 @@ const char* word_end(WordPattern pattern, const char* p, const char* end);
 
 // A step that cuts texts: Split of the Hugging Face tokenizers library, and Digits.
 struct WordSplit {
-  // Of each match: a word; nothing; the end of the text between it and the match before; the beginning of the text
-  // behind it; a word together with the matches around it, as is the text between.
+  // Meaning of each match: a word; no word; the end of the text between it and the match before; the beginning of the
+  // text behind it; a word together with the matches around it, as is the text between.
   enum class Behavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
   WordPattern pattern;
   Behavior behavior = Behavior::isolated;

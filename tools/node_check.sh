@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What only a machine with several GPUs can show, in nine minutes at most.
+# Checks that need a machine with several GPUs, in at most nine minutes.
 usage="usage: tools/node_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-m MACHINE] [-n]
   machine         GPUs, links, limits of this shell, NCCL: what ranks meet
   ranks connect   two ranks, then all: by which way, and how much memory NCCL takes
@@ -37,7 +37,7 @@ shift $((OPTIND - 1))
 [[ $# = 0 && $device =~ ^(cuda|emu)$ ]] || { echo "$usage" >&2; exit 2; }
 
 # ---- the stages: name, seconds at most, command.  What is worth most comes first.
-# Of a stage that may take what those before it left, until so many seconds after the start.
+# The limit of a stage that may use the time which earlier stages left, until so many seconds after the start.
 till() { local left=$(($1 - SECONDS)); [ -z "$list" ] && [ $left -gt 75 ] && echo $left || echo 75; }
 check() {
   stage "machine" 30 machine_facts

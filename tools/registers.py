@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What each kernel takes on each architecture, by the `ptxas -v` output that `make cuda` keeps beside the objects, against
+"""Registers and spills of each kernel on each architecture, by the `ptxas -v` output that `make cuda` keeps beside the objects, against
 the committed baseline.  `make registers` and `make registers-update` call it.
 
     tools/registers.py [--update] BASELINE NVCC_RELEASE FILE.ptxas...

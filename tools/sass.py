@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How many instructions a turn of each hot loop has, by the machine code that nvcc made, against the committed baseline.
+"""Instructions of a turn of each hot loop, by the machine code that nvcc made, against the committed baseline.
 `make sass` and `make sass-update` call it.
 
     tools/sass.py [--update] BASELINE NVCC_RELEASE FOLDER

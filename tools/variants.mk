@@ -9,7 +9,7 @@ check_FLAGS := -O2 -DCUEMU_CHECK
 check_KERNEL_FLAGS := -O1 -fsanitize=thread $(call if_gcc,-fno-tree-sra)
 fuzz_FLAGS := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined \
   -D_GLIBCXX_EXTERN_TEMPLATE=0
-# Nothing but whether it compiles, all behind the headers of the tests: a stamp takes the place of the object.
+# Checks syntax only, with the headers of the tests; a stamp replaces the object.
 clang_FLAGS := -O0 -fsyntax-only -fpch-instantiate-templates
 clang_THEN = && touch $@
 # $(call variant,name,directory)
@@ -50,6 +50,6 @@ EMUFLAGS = -Icuda/emu/include $(CXXFLAGS) -Icuda -Wno-unknown-pragmas -fno-stric
   $(call if_gcc,-ftrivial-auto-var-init=pattern)
 $(eval $(call variant,cpu,$(BUILD)))
 $(foreach v,asan check fuzz clang,$(eval $(call variant,$(v),$(BUILD)/$(v))))
-# Nothing hot in these: they compile faster.
+# Cold code compiles faster at -O1.
 COLD := tests/% src/app/% src/run/% src/base/toml src/base/json% data/% model/hf/%
 $(COLD:%=$(BUILD)/%.o): private override O := 1

@@ -29,7 +29,7 @@ bool proportional(const Samples& a, const Samples& b, bool positive);
 using Operation = std::function<MaybeNumber(const Number&, const Number&)>;
 Samples combine(const Samples& a, const Samples& b, const Operation& operation);
 
-// What reading an answer may cost: operations on numbers, functions and long numbers counting more.  Shared by all
+// Budget of reading an answer, in operations on numbers; functions and long numbers count more.  Shared by all
 // parts of an answer.
 struct Effort {
   int left = 20000;

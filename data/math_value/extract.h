@@ -17,7 +17,7 @@ namespace pare::math_value {
 // was meant is not guessed.
 std::optional<std::string> extract(std::string_view response);
 
-// What is in the boxes of a gold; all of it where it has none.
+// Returns the contents of the boxes of a gold answer, or all of it if it has none.
 std::string boxed_gold(std::string_view gold);
 
 }  // namespace pare::math_value

@@ -64,13 +64,12 @@ Number pi();
 Number euler();
 Number imaginary_unit();
 
-// Rationals: the same number.  Otherwise no further apart than 2^32 times what they may be wrong by, which must be
-// little.
+// Rationals: the same number.  Otherwise no further apart than 2^32 times their error bound, which must be small.
 bool equal(const Number& a, const Number& b);
 bool is_zero(const Number& x);
-// Of a rational, in units of 512 bits.
+// Returns the length of a rational in units of 512 bits.
 int length(const Number& x);
-// Of a real number -1, 0 or 1; nothing for one that is not real.
+// Returns -1, 0 or 1 for a real number, nullopt for any other.
 std::optional<int> sign(const Number& x);
 
 }  // namespace pare::math_value

@@ -15,7 +15,7 @@ struct Verdict {
 };
 
 struct Verifier {
-  // What a data set's answer is made into before it is compared.
+  // Conversion of a data set's answer before the comparison.
   enum class Gold {
     text,      // left as it is
     math,      // the answer proper: after "####", in the last \boxed{}, an integer without leading zeros
@@ -25,7 +25,7 @@ struct Verifier {
   const char* name;
   Gold gold_kind;
   bool accepts_empty_gold;
-  // What a rule set made for prompt and response together has to see in front of a response that comes alone.
+  // Text prepended to a response for rules that were written for prompt and response together.
   const char* lead;
 
   // `response` is without EOS; `finished`: it ended with one instead of being cut at a limit.  The same arguments give

@@ -40,7 +40,7 @@ class Console {
 
 // `text` on standard output, as it is; on a terminal with its control characters escaped.
 void print(const std::string& text);
-// Of read_config, to standard error.
+// Prints the notes of read_config to standard error.
 void print_notes(const std::vector<std::string>& notes);
 
 // Opens those of the three standard streams that are closed on /dev/null: else the next file that is opened, of a run

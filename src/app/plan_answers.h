@@ -1,4 +1,4 @@
-// What `pare plan` answers beside the plan itself.
+// Answers of `pare plan` besides the plan itself.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

@@ -16,7 +16,7 @@ class Shorthands {
   explicit Shorthands(std::vector<Flag> flags) : flags_(std::move(flags)), values_(flags_.size()) {}
 
   void add(const Command& command);
-  // Those that were given, as overrides key=value.
+  // Returns the given flags as overrides key=value.
   std::vector<std::string> overrides(const Command& command) const;
 
  private:

@@ -17,7 +17,7 @@ void show_machine(Console& console, const Table& table);
 std::string model_text(const ModelConfig& config, const std::optional<LoraSpec>& lora);
 void show_model(Console& console, const Session& session);
 void show_plan(Console& console, const Session& session, const Plan& plan);  // the memory of a step, and what fits
-// What the run will do, and where it writes.
+// Prints the settings of the run and its directory.
 void show_train(Console& console, const Session& session, const std::string& path);
 void show_sft(Console& console, const Session& session, const std::string& path);
 // "12 of 80 responses, 1.2k tok/s, ETA 0:35".

@@ -75,7 +75,7 @@ class Arena {
 };
 
 // While it lives, so does what the arenas of that side hold.  Throws std::logic_error where the other side has a turn.
-// Of an arena that shares nothing it is nothing.
+// No effect for an arena that is not shared.
 class MemoryTurn {
  public:
   explicit MemoryTurn(const Arena& arena);

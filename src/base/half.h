@@ -30,8 +30,7 @@ constexpr float f16_to_f32(uint16_t h) {
   return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
 }
 
-// Rounds to nearest, ties to even, subnormals included; a NaN stays a (quiet) NaN, and what is too large becomes
-// infinite.
+// Rounds to nearest, ties to even, subnormals included; a NaN stays a (quiet) NaN, too large values become infinite.
 constexpr uint16_t f32_to_f16(float f) {
   const uint32_t b = std::bit_cast<uint32_t>(f), sign = (b >> 16) & 0x8000u, magnitude = b & 0x7fffffffu;
   uint32_t h = 0;

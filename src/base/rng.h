@@ -9,7 +9,7 @@
 
 namespace pare {
 
-// What a draw is for.  Never renumber: a saved run continues with the same draws.
+// Purpose of a draw.  Never renumber: a saved run continues with the same draws.
 enum class RngStream : uint32_t {
   init = 1,
   data = 2,

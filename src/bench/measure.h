@@ -8,8 +8,8 @@
 
 namespace pare {
 
-// What the table's device can do.  `cpu`: fused multiply-adds from registers on all threads, and the faster of reading
-// and of copying 256 MB.  A device with a probe: what that measures.  Others: nothing.
+// Peak rates of the table's device.  `cpu`: fused multiply-adds from registers on all threads, and the faster of
+// reading and of copying 256 MB.  A device with a probe: what that measures.  Others: nothing.
 struct Ceilings {
   Rate flops, bytes;
 };
@@ -24,7 +24,7 @@ struct Timing {
   int64_t samples = 0, calls = 0;          // calls of a sample, timed together
 };
 
-// How one op is measured.
+// Options of the measurement of an op.
 struct MeasureOptions {
   bool rotate = true;  // over as many copies of the operands as twice the last cache holds; else one, which stays there
   double seconds = 1;  // at least three samples, at most 30, and no more after so long

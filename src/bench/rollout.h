@@ -1,4 +1,4 @@
-// What a token costs against the length of its context, under each way to keep or read keys and values.
+// Cost of a token against the length of its context, under each way to keep or read keys and values.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 

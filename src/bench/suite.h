@@ -1,4 +1,4 @@
-// What the `cpu` table reaches of this machine, all measured in one run.
+// Efficiency of the `cpu` table on this machine, measured in one run.
 #pragma once
 
 namespace pare {

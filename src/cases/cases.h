@@ -32,8 +32,8 @@ struct Dim {
   bool shown = true;                    // false: in Dims::all() and str() only where it has another value
   std::vector<const char*> words = {};  // names of the values 0, 1, ...
 };
-// What no layer has and every op must cope with: gaps between rows, operations in place, factors.  0 or `value` if not
-// given, in hundredths for Dims::share.
+// Conditions that no layer has but every op must support: gaps between rows, operations in place, factors.  0 or
+// `value` if not given, in hundredths for Dims::share.
 inline Dim edge(const char* name, const char* meaning, int64_t value = 0) {
   return {name, value, meaning, 0, false, {}};
 }
@@ -176,7 +176,7 @@ std::vector<OpCase> merge_cases();
 std::vector<OpCase> logits_cases();
 std::vector<OpCase> optimizer_cases();
 
-// What those of several families share: rows (tokens), model width; the kernel of a product, and its choice.
+// Dimensions shared by several families: rows (tokens), model width; the kernel of a product, and its choice.
 inline const Dim kRows{"N", 4096, "rows (tokens)"}, kWidth{"C", 1536, "model width"};
 inline const Dim kKernel{"kernel", 0, "in bf16 on a GPU: 0 what it chooses, 1 mma.sync, 2 wgmma", 0};
 void choose_kernel(Operands& o, const Dims& d);

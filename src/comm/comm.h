@@ -15,8 +15,8 @@
 
 namespace pare {
 
-// How memory of the ranks' devices travels (trainer.comm).  any: by the host where ranks of a machine have one device
-// between them, else by NCCL.
+// Transport of device memory between ranks (trainer.comm).  any: through the host if the ranks of a machine share its
+// only device, else NCCL.
 enum class DeviceComm { any, nccl, host };
 
 class Comm {
@@ -26,7 +26,7 @@ class Comm {
     size_t bytes = 0;
   };
 
-  // What the ops between ranks of a device are made of.  All work is in the order of `stream`, a cudaStream_t.
+  // Primitives of the ops between ranks of a device.  All work is in the order of `stream`, a cudaStream_t.
   class Link {
    public:
     virtual ~Link() = default;
@@ -57,8 +57,8 @@ class Comm {
   // Ends all ranks at once, with this exit code.
   [[noreturn]] virtual void abort(int code) = 0;
 
-  // What this rank is at, which its ops and steps say, for those that wait for it; and how long it waited for others.
-  // Where nobody has made progress for `timeout` seconds the job ends.
+  // Progress of this rank, set by its ops and steps, for ranks that wait for it; and its own time waiting for others.
+  // The job ends if no rank makes progress for `timeout` seconds.
   std::atomic<const char*> doing = "starting";
   std::atomic<uint64_t> calls = 0;
   std::atomic<int64_t> step = 0;
@@ -75,8 +75,8 @@ class Comm {
 };
 
 Comm& self();  // of one rank alone
-// Of all processes that were started together.  Error(usage) where there are several and this program was built without
-// MPI: they would be independent runs, in one folder.
+// Returns the Comm of all processes that were started together.  Throws Error(usage) if there are several and this
+// program was built without MPI: they would be independent runs in one folder.
 Comm& world();
 
 // Values one after the other, as bytes for another rank, which runs the same program.

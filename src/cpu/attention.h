@@ -1,4 +1,4 @@
-// What the ops on segments of packed sequences share.
+// Shared code of the ops on segments of packed sequences.
 #pragma once
 #include <vector>
 

@@ -1,4 +1,4 @@
-// What the ops of a compression event share.
+// Shared code of the ops of a compression event.
 #pragma once
 #include "cpu/paged.h"
 #include "ops/events.h"

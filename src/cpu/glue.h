@@ -1,4 +1,4 @@
-// What the ops of the `cpu` table share: checks of indices, scratch memory, and how work is cut for the threads.
+// Shared code of the `cpu` ops: checks of indices, scratch memory, division of work over threads.
 #pragma once
 #include <algorithm>
 
@@ -28,8 +28,8 @@ void parallel(int64_t n, double nanoseconds, F f) {
   parallel_for(n, grain, [&](int64_t begin, int64_t end) { f(Interval{begin, end}); });
 }
 
-// Calls f(Interval) for even shares of [0, n) in whole units, as many as threads and work (of `nanoseconds` in all) ask
-// for.
+// Calls f(Interval) for even shares of [0, n) in whole units, as many as suit the threads and the work (`nanoseconds`
+// in all).
 template <class F>
 void parallel_shares(int64_t n, int64_t unit, double nanoseconds, F f) {
   const int64_t units = (n + unit - 1) / unit;

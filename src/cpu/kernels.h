@@ -1,4 +1,4 @@
-// What the `cpu` table computes with: raw pointers, ranges of outputs, one copy of the code per instruction set.  The
+// Kernels of the `cpu` table: raw pointers, ranges of outputs, one copy of the code per instruction set.  The
 // glue (src/cpu/*.cpp) chooses ranges for the threads and owns all scratch memory.
 //
 // Everything is f32; strides are in elements.  A call writes the outputs in its range and nothing else.

@@ -1,4 +1,4 @@
-// What the ops on pages of keys and values share, and those that read listed blocks.
+// Shared code of the ops on pages of keys and values, and of ops that read listed blocks.
 #pragma once
 #include "cpu/glue.h"
 

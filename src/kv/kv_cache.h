@@ -11,7 +11,7 @@
 
 namespace pare {
 
-// What lies beside K and V in a page, where a policy needs it; else absent.  Roles of types as in list.h.
+// Fields of a page besides K and V, present if a policy needs them.  Roles of types as in list.h.
 struct KvFields {
   Tensor pos;      // i32 [pages, K, 16]: absolute position of the token in a slot (evicting methods)
   Tensor mass;     // stat [pages, K, 16]: attention that it received (h2o)

@@ -91,7 +91,7 @@ inline BlockSummary summary_kind(const KvSpec& spec) {
 // Throws Error(usage), naming both keys, if two settings contradict each other.
 void check_kv(const KvSpec& spec);
 
-// How many slots each layer of a sequence holds, and when it is compressed: the prompt is prefilled in full; then,
+// Slots that each layer of a sequence holds, and the times of its compression: the prompt is prefilled in full; then,
 // whenever the slots that are not protected have grown to budget + buffer, an event cuts them to the budget.  A dense
 // cache is the case without events.
 //

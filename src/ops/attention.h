@@ -37,7 +37,7 @@ inline double part(int64_t of, int64_t whole) {
   return whole > 0 ? std::min(1.0, static_cast<double>(of) / static_cast<double>(whole)) : 0;
 }
 
-// What AttnFwd and AttnBwd share.
+// Checks shared by AttnFwd and AttnBwd.
 template <class Args>
 void check_packed(Contract& c, const Args& a) {
   const int64_t N = a.q.shape[0], H = a.q.shape[1], D = a.q.shape[2], K = a.k.shape[1], P = a.pk.shape[0];

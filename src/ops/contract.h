@@ -1,5 +1,5 @@
-// What an op asks of its tensors: types, shapes, strides.  Every op states it once, in check(), beside its cost; Device
-// runs that before each call, on every table.
+// Requirements of an op on its tensors: types, shapes, strides.  Every op states them once, in check(); Device runs it
+// before each call, on every table.
 #pragma once
 #include <initializer_list>
 
@@ -11,7 +11,7 @@ class Contract {
  public:
   enum Layout { dense, strided };  // contiguous; or its rows (the first dimension) with any stride
 
-  // Of one call.  act: the one type that the table computes in, u8 if there are several.
+  // For one call.  act: the one type that the table computes in, u8 if there are several.
   explicit Contract(const char* op, DType act = DType::u8) : op_(op), act_(act), stat_(act) {}
 
   // Throw std::logic_error, "rmsnorm_fwd: rstd is f32[3], expected f32[4]".  All `act` of a call have one type: f32,
@@ -23,7 +23,7 @@ class Contract {
   }
   void tensor(const char* name, const Tensor& t, DType dtype, std::initializer_list<int64_t> shape,
               Layout layout = dense);
-  // Of any type and shape, contiguous.
+  // Requires a contiguous tensor of any type and shape.
   void bytes(const char* name, const Tensor& t) { that(t.contiguous(), name, " is ", t, ", expected it contiguous"); }
 
   // Anything else; `parts` say what is wrong.

@@ -1,4 +1,4 @@
-// What an op costs.
+// Cost of an op.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -134,7 +134,8 @@ struct EmbeddingBwd {
 
 // ---- between ranks, which all call them in the same order
 
-// What each rank sends to this one, ranks ascending: rank q gets elements [first[q], first[q] + sent[q]) of x.
+// Gathers the parts that each rank sends to this one, ranks ascending: rank q gets elements [first[q], first[q] +
+// sent[q]) of x.
 struct AllToAll {
   Tensor y;                                    // any type [sum of received] out
   Tensor x;                                    // the same type [n]
@@ -165,7 +166,7 @@ struct ReduceScatter {
   auto outputs() const { return std::array{y}; }
 };
 
-// What a rank sends to each and receives from each, in the memory of the tensors.
+// Memory that a rank sends to and receives from each rank, inside the tensors.
 struct Pieces {
   std::vector<Comm::Piece> out, in;
 };

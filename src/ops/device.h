@@ -12,7 +12,8 @@
 
 namespace pare {
 
-// What ran: per phase ("rollout", "learner", ...) and op, the number of calls, their cost and, where timed, seconds.
+// Profile of the ops that ran: per phase ("rollout", "learner", ...) and op, the number of calls, their cost and, where
+// timed, seconds.
 struct Ledger {
   struct Line {
     int64_t calls = 0;

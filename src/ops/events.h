@@ -166,8 +166,7 @@ struct KvSelect {
 // Slot first + i of dst = slot keep[e][h][i] of src, for K, V and whatever lies beside them.  In place where a
 // dst page is the src page of its place; other dst pages are src or dst pages of nothing else.  What an event writes
 // no other event reads or writes: not even where both shared the page before and one has just got a fresh one.  Pages
-// wholly below `first` are not touched, and the page that holds both slot first - 1 and slot first is one in both
-// lists.
+// wholly below `first` are not touched, and a page that holds both slot first - 1 and slot first is in both lists.
 //
 // StreamingLLM's positions within the cache: if sinks > 0, the keys of slots [0, sinks), all protected, are turned
 // forward by the number of evicted slots, slots - first - keep, as RopeFwd turns; so their distance to everything after

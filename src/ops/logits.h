@@ -39,7 +39,7 @@ struct Logprob {
   auto outputs() const { return std::array{logprob, entropy}; }
 };
 
-// How much two distributions over the vocabulary have in common: p and q are the softmax of logits / temperature,
+// Overlap of two distributions over the vocabulary: p and q are the softmax of logits / temperature,
 //   overlap = sum_v min(p_v, q_v)                 the part of draws from q that speculative sampling would accept for p
 //   mass    = sum_{v in S} min(q_v, p_v / lambda)  the same for rejection with a budget (OBRS, Jackpot); S: every id,
 //   or

@@ -8,7 +8,7 @@
 
 namespace pare {
 
-// What becomes of the evicted slots e of an event (those of [first, slots) that `keep` does not name), head by head.
+// Destination of the evicted slots e of an event (those of [first, slots) that `keep` does not name), head by head.
 // c(e) is the kept slot with the largest s = cosine of the keys as they lie in the pages (S of KvRedundancy; ties: the
 // larger slot), s_e that cosine, |v| the root of the row sum of v^2.
 //

@@ -12,7 +12,7 @@ namespace pare {
 // Scores carry no softmax scale.
 enum class BlockSummary : int32_t { minmax, mean };
 
-// How the query heads of a group become one: the largest or the mean logit before the softmax, or the mean probability.
+// Reduction over the query heads of a group: the largest or the mean logit before the softmax, or the mean probability.
 enum class GqaAgg : int32_t { max_logit, mean_logit, mean_prob };
 // Slots of the softmax of a window's query: the candidates, or every slot from `first` to the query's own.
 enum class SoftmaxSpan : int32_t { exclude_window, include_window };

@@ -1,4 +1,4 @@
-// What a benchmark asks of a device beside its ops.
+// Services of a device for benchmarks, besides its ops.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -11,8 +11,8 @@ struct Rate {
   std::string how;        // what was run, or why nothing was
 };
 
-// What computes linear layers and attention of packed sequences, in bf16: what the device chooses, or always mma.sync
-// or, where rows begin at multiples of 16 bytes, wgmma.
+// Kernels of linear layers and packed attention in bf16: the device's choice, always mma.sync, or wgmma where rows
+// begin at multiples of 16 bytes.
 enum class TensorKernel { choose, mma, wgmma };
 
 struct Probe {

@@ -106,7 +106,7 @@ struct QkNormRopeBwd {
   auto outputs() const { return std::array{dx, dq_norm, dk_norm}; }
 };
 
-// What queries and keys go through before attention: one of these, or nothing.
+// The step of queries and keys before attention: at most one of these.
 struct Rotation {
   RopeFwd rope{};
   QkNormRopeFwd norm_rope{};

@@ -1,4 +1,4 @@
-// What the ops of a compression event share.
+// Shared code of the ops of a compression event.
 #pragma once
 #include <vector>
 
@@ -19,6 +19,6 @@ struct EventPages {
 std::vector<KvEvent> read_events(const char* op, const Tensor& events, const KvWork& work);
 void expect_event_pages(const char* op, const char* name, const Tensor& list, int64_t event, int64_t slots,
                         int64_t pages);
-// What KvCompact asks of the data of its arguments.
+// Checks the data of the arguments of KvCompact.
 void expect_compact(const char* op, const KvCompact& a, const std::vector<KvEvent>& events);
 }  // namespace pare::ref

@@ -1,4 +1,4 @@
-// What the ops on pages of keys and values share.
+// Shared code of the ops on pages of keys and values.
 #pragma once
 #include <vector>
 

@@ -1,4 +1,4 @@
-// How the losses of tokens become one number: the factor of each token, fixed once per optimizer step.
+// Aggregation of token losses to one number: the factor of each token, fixed once per optimizer step.
 #pragma once
 #include <span>
 #include <vector>

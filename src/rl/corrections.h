@@ -7,7 +7,7 @@
 // with w = pi / pi_old and f the token factors of aggregate.h, which count rejected responses too
 // (actor.loss_denominator = valid).  KL and entropy terms are not weighted.
 //
-// What token weights correct is the action at each state; the states are still those of the sampler, so the gradient is
+// Token weights correct the action at each state; the states are still the sampler's, so the gradient is
 // biased in second order of the mismatch.  Only the product over the response removes that, at a variance that makes it
 // unusable for long ones.
 //
@@ -84,7 +84,7 @@ void judge(const RolloutCorrectionKeys& keys, std::span<Trajectory> samples);
 // an update is split must change no bit.
 void set_corrections(const RolloutCorrectionKeys& keys, std::span<Trajectory> update);
 
-// Of one update: how many were judged and accepted.
+// Numbers of judged and accepted responses of an update.
 struct Acceptance {
   int64_t judged = 0, accepted = 0;
 };

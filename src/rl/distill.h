@@ -18,8 +18,8 @@
 
 namespace pare {
 
-// Of the steps.  before: B's gradient is taken before A's step, so that teacher and student share theta.  after: A's
-// step comes first, as released; T is of the theta before it.
+// Order of the steps.  before: B's gradient is taken before A's step, so that teacher and student share theta.  after:
+// A's step comes first, as released; T is of the theta before it.
 enum class DistillOrder { before, after };
 enum class DistillKl { k2, k3, exact_reverse, exact_forward };
 

@@ -42,7 +42,7 @@ struct GrpoKeys {
   bool checks = false;         // they are compared with those of the learner that attends as the sampler does
 };
 
-// What computes.  All of it outlives the algorithm.
+// Components of the engine; they must outlive Grpo.
 struct GrpoEngine {
   const Model& model;      // the policy
   const Model* reference;  // the initial one, where a KL needs it; else null
@@ -54,12 +54,12 @@ struct GrpoEngine {
   Tensor sampler_states;  // act [responses of a batch * max_response_length, C], or absent: nothing needs them
 };
 
-// What the algorithm asks for.
+// Callbacks of the algorithm.
 struct GrpoRun {
   std::function<std::vector<Request>()> prompts;  // the next batch; as many uids each as a group has members
-  // Of each response, which is the request's prefix and the completion: the verifier's, before any shaping.
+  // Returns the verifier's score, before shaping, of each response: the request's prefix and the completion.
   std::function<std::vector<double>(std::span<const Request>, std::span<const Completion>)> scores;
-  // What is being done: stage, done, all.  While the stage is "rollout" no parameter has changed.
+  // Reports progress: stage, done, all.  While the stage is "rollout" no parameter has changed.
   std::function<void(const char* stage, int64_t done, int64_t all)> progress;
   // RPO: the entries that prefixes are taken from, changed at the end of a step only, and the rows of the last prompts.
   // Null: prompts come with the prefixes they are to have.
@@ -96,7 +96,7 @@ class Grpo {
   const GrpoRun run_;
   std::vector<Trajectory> samples_;
   int64_t drawn_ = 0;  // of the step
-  // Of a step of RPO.
+  // State of a step of RPO.
   std::vector<PrefixVisit> visits_;
   std::vector<Trajectory> dropped_;  // of groups that dynamic sampling dropped
   PrefixCache first_;                // entries of rows that had none

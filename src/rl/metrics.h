@@ -13,7 +13,7 @@ class Metrics {
   double get(const std::string& name) const;  // NaN if absent
   const std::vector<std::pair<std::string, double>>& all() const { return values_; }
   void add(const Metrics& other);  // sets all of the other's
-  // What is not a number: the certificate of a step.
+  // Values that are not numbers, such as the certificate of a step.
   void set_text(const std::string& name, const std::string& text);
   std::string text(const std::string& name) const;  // empty if absent
   std::string json() const;                         // one line; what is not finite becomes null; texts come last

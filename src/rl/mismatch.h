@@ -1,4 +1,4 @@
-// How far the sampler's policy is from the learner's, in numbers of a step.
+// Metrics of the distance between the sampler's policy and the learner's.
 #pragma once
 #include <span>
 
@@ -25,7 +25,7 @@ class Mismatch {
   // Under verl's names (rollout_corr/...): kl, k3_kl, training_ppl, rollout_ppl, log_ppl_diff, log_ppl_abs_diff,
   // ppl_ratio, chi2_token.  xi_{mean,min,max} and quantiles; the parts of tokens and responses with an xi below
   // `catastrophic`; acceptance_rate, its 5 % quantile, and that of the tokens of each bin of contexts.
-  // Nothing without responses.
+  // Sets no metric without responses.
   void report(Metrics& metrics, double catastrophic) const;
 
   const std::vector<std::vector<float>>& acceptance() const { return acceptance_; }  // overlaps, by bin of context
@@ -40,12 +40,12 @@ class Mismatch {
 // Acceptance rates of the tokens of samples, by bin of context.
 std::vector<std::vector<float>> acceptance_by_context(std::span<const Trajectory> samples);
 
-// Of the samples that have old log-probs; of the tokens of a first update, whose old log-probs are those of its own
-// pass.
+// Reports on the samples that have old log-probs, or on the tokens of a first update, whose old log-probs come from its
+// own pass.
 void report_mismatch(const RolloutCorrectionKeys& keys, std::span<const Trajectory> samples, Metrics& metrics);
 void report_mismatch(const RolloutCorrectionKeys& keys, const Update& update, const TokenOuts& out, Metrics& metrics);
 
-// Of judged samples: rejection_rate, and the parts outside of the weight's bounds and left out of the loss.
+// Reports on judged samples: rejection_rate, and the parts outside of the weight's bounds and left out of the loss.
 // rollout_is_{mean,min,max,std,eff_sample_size}, where rollout_is is on: verl's, of xi at rollout_is_level before it is
 // capped, over the tokens of all judged responses; std and eff_sample_size of xi within [1 / C, C], C =
 // rollout_is_threshold.  weight_{...}: of the weights that the loss applies, over the tokens of accepted responses.

@@ -52,7 +52,7 @@ struct CachedResponse {
 };
 using PrefixCache = std::map<int64_t, CachedResponse>;  // by row of the training set
 
-// Of a prompt: its row, and the name of the rollout that makes the row's first entry (sequence_uid, draw 1).
+// A prompt's row, and the name of the rollout that makes the row's first entry (sequence_uid, draw 1).
 struct PromptRow {
   int64_t row = 0;
   uint64_t uid = 0;

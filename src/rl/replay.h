@@ -1,4 +1,4 @@
-// What the learner needs to attend to what the sampler attended to (learner.attention = replay).
+// Traces that let the learner attend to the slots that the sampler attended to (learner.attention = replay).
 #pragma once
 #include <map>
 
@@ -21,7 +21,7 @@ class TraceRecorder {
  public:
   // For Sampling::trace; empty where there is nothing to record.  The recorder outlives its use.
   std::function<void(const PagedRun&, KvTrace)> recorder(const LearnerKeys& learner, const KvSpec& kv);
-  // Those of one sample, and of its prompt; null if nothing was recorded.
+  // Returns the traces of one sample and its prompt; null if none were recorded.
   std::shared_ptr<const KvTraces> take(const Request& request, size_t sample);
 
  private:
@@ -29,9 +29,9 @@ class TraceRecorder {
   std::map<uint64_t, KvTraces> prompts_, samples_;  // by uid; those of a prompt by that of its first sample
 };
 
-// What a token reads by a block-sparse method.
+// Returns the blocks that a token reads under a block-sparse method.
 BlockReads block_reads(const KvSpec& kv);
-// Of such methods: what the learner chooses again.  None where it reads everything.
+// Returns the selection that the learner repeats under such a method; nullopt if it reads everything.
 std::optional<BlockReads> replayed_blocks(const LearnerKeys& learner, const KvSpec& kv);
 
 }  // namespace pare

@@ -1,4 +1,4 @@
-// How the updates of a step were dealt to slots.
+// Metrics of the division of updates into slots.
 #pragma once
 #include "model/learner.h"
 #include "rl/metrics.h"

@@ -9,7 +9,7 @@
 
 namespace pare {
 
-// What the rollout correction (corrections.h) says of a response: not judged; in; out of the loss.
+// Decision of the rollout correction (corrections.h) on a response: not judged; in the loss; out of it.
 enum class Ruling { none, accepted, rejected };
 
 struct Trajectory {

@@ -28,7 +28,7 @@ struct Sampling {
   int64_t planned = 0;
 };
 
-// Of one generate(); FLOPs and bytes are in the device's ledger, those of discarded tokens too.
+// Statistics of one generate(); FLOPs and bytes, including discarded tokens, are in the device's ledger.
 struct RolloutStats {
   int64_t prefill_tokens = 0;    // rows of prompts computed: a prompt counts once, not once a sample
   int64_t decoded_tokens = 0;    // tokens of completions
@@ -63,9 +63,8 @@ class Rollout {
   // sample depend on the model, its prompt, its uid and `sampling` only, bit by bit.  `drawn` is called for every
   // token, with the completion that ends in it so far; `progress` after every pass, or as many as are waited for.
   //
-  // Ranks share the requests, request i being that of rank i mod ranks; all get the completions and the sums of the
-  // books.  Of `hidden` a rank fills the rows of its own, counted without the others; `drawn` and `trace` are theirs
-  // too.
+  // Ranks share the requests: request i belongs to rank i mod ranks; all get the completions and the statistics.  Each
+  // rank fills only its own rows of `hidden`, and calls `drawn` and `trace` for its own samples.
   //
   // Queues RolloutLimits::lookahead passes, each fed on the device by the tokens of the one before; then the host waits
   // once, for the tokens of all.  With Sampling::trace it waits for every pass and reads back its events.
@@ -84,7 +83,7 @@ class Rollout {
   // `scratch` the most that any generate() does.
   static void plan(const Model& model, const RolloutLimits& limits, Arena& scratch, const Sampling& sampling = {});
 
-  // Of block-sparse methods; at first what RolloutLimits::kv says.  Between two generate()s.
+  // Budget of block-sparse methods, at first from RolloutLimits::kv; may change between two generate()s.
   const BlockBudget& block_budget() const { return budget_; }
   void set_block_budget(const BlockBudget& budget);
 
@@ -95,7 +94,7 @@ class Rollout {
   std::vector<Completion> sample(const std::vector<Request>& requests, const Sampling& sampling,
                                  const std::function<void(const RolloutStats&)>& progress,
                                  const std::function<void(const Completion&)>& drawn);
-  // What lasts from pass to pass, in `scratch`.
+  // State that lasts from pass to pass, in `scratch`.
   struct State {
     Tensor hidden;  // act [1 + rows, C]: final hidden states, the kept row first
     LinearParts parts;
@@ -110,7 +109,7 @@ class Rollout {
   struct Pass {
     Batch batch;
     int64_t first = 0;  // draw: its place in State::token
-    // Of each run: slots in the mean layer that its attention saw, those of them that it read; events of its layers.
+    // Counts of each run: slots of the mean layer that its attention saw and read; events of its layers.
     struct Count {
       double slots = 0, read = 0;
       int64_t events = 0, evicted = 0;
@@ -122,7 +121,7 @@ class Rollout {
     std::map<std::vector<int64_t>, std::pair<int64_t, Ledger>> states;
     int64_t admitted = -1;
   };
-  // What the draws of a pass read, beside the hidden states.
+  // Inputs of the draws of a pass besides the hidden states.
   struct DrawInputs {
     Tensor row;      // i32 [draws], and one more where a row is kept: rows of State::hidden; that of the pass
     Tensor counter;  // i32 [draws, 3]: as in Sample

@@ -41,7 +41,7 @@ struct Stop {
   // stop strings.
   std::function<bool(std::span<const int32_t> prefix, std::span<const int32_t> tokens)> text = {};
 };
-// How a response with these tokens ends, if it does: an EOS counts before a stop token, a stop token before a string.
+// Returns how a response with these tokens ends, if it does: an EOS precedes a stop token, which precedes a string.
 std::optional<Finish> end_of(const std::vector<int32_t>& eos, const Stop& stop, std::span<const int32_t> prefix,
                              std::span<const int32_t> tokens);
 

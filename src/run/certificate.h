@@ -1,4 +1,4 @@
-// What a step generated, in 64 bits: equal certificates mean equal log-probs, bit for bit.
+// A hash of a step's generation, in 64 bits: equal certificates mean equal log-probs, bit for bit.
 #pragma once
 #include <cstdint>
 #include <span>

@@ -189,10 +189,10 @@ bool shares_prefixes(const Config& config);
 bool exact_learner(const Config& config);
 // The rollout keeps the hidden state that each token was drawn from.
 bool keeps_sampler_states(const Config& config);
-// The most ids of a truncated draw that the rollout records for the learner; 0: none, since its logits are the
-// sampler's.
+// The most ids of a truncated draw that the rollout records for the learner; 0: none, since its logits equal the
+// sampler's bit for bit.
 int64_t kept_ids(const Config& config);
-// What is allowed but changes the objective or the estimator, one line each.
+// Warnings about settings that are allowed but change the objective or the estimator, one line each.
 std::vector<std::string> config_warnings(const Config& config);
 
 // Names the keys by which two configurations differ and which change a bit of the steps that a run has done: such a

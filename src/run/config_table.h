@@ -1,5 +1,5 @@
-// How the key table is written: a row a key (KEY), of a member of Config; the words of its enums (WORDS).  For
-// config_keys_*.cpp alone.
+// Macros of the key table: one row per key (KEY), naming a member of Config; the words of its enums (WORDS).  Only for
+// config_keys_*.cpp.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace pare::config_table {
 
-// What a value may be: a range of numbers, or one of some words.
+// Allowed values: a range of numbers, or one of some words.
 struct Allowed {
   double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
   bool low_open = false, high_open = false;  // the bound itself is not allowed
@@ -21,7 +21,7 @@ struct Allowed {
 inline const Allowed any{};
 inline Allowed at_least(double low) { return {.low = low}; }
 inline Allowed within(double low, double high) { return {.low = low, .high = high}; }
-// Of things that memory holds: sums and products stay exact.
+// Counts of things in memory: sums and products stay exact.
 inline Allowed count(double low) { return within(low, 1e9); }
 inline Allowed above(double low) { return {.low = low, .low_open = true}; }
 inline Allowed above_to(double low, double high) { return {.low = low, .high = high, .low_open = true}; }

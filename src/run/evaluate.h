@@ -22,7 +22,7 @@ struct EvaluatedProblem {
   size_t majority = 0;  // the response that speaks for the majority (pass_at_k.h), by Task::first_equal
 };
 
-// How far an evaluation is.
+// Progress of an evaluation.
 struct EvaluationProgress {
   int64_t finished = 0, responses = 0;  // responses: all of them
   int64_t tokens = 0;                   // sampled

@@ -1,4 +1,4 @@
-// What puzzles users of other stacks in the first steps of a run, said once, where it applies.
+// Hints on the first steps of a run that surprise users of other stacks, each printed once if it applies.
 #pragma once
 #include <set>
 #include <string>
@@ -13,7 +13,7 @@ class Hints {
  public:
   explicit Hints(const Config& config) : config_(config) {}
 
-  // What the metrics of a training step call for and was not said before, each a sentence or two.
+  // Returns the hints that the metrics of a training step call for and that are new, a sentence or two each.
   std::vector<std::string> after(const Metrics& step);
 
  private:

@@ -37,7 +37,7 @@ struct Machine {
                  double abroad = 0) const;
   // Is the time of the call that of its bytes?
   bool bound_by_memory(const Cost& cost, DType act) const;
-  // What each of `n` processes has that compute on it at the same time.
+  // Returns the share of each of `n` processes that compute on it at the same time.
   Machine shared_by(int n) const;
 };
 

@@ -1,4 +1,4 @@
-// What n responses to a problem say about the model: pass@k, the best of k, the majority, and how sure that is.
+// Estimates from n responses to a problem: pass@k, the best of k, the majority, and their standard errors.
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -17,8 +17,7 @@ static void set_machine(Session& session, const Machine* machine) {
   const TrainerKeys& t = session.config.trainer;
   const double others = comm.ranks() - 1.0, nodes = static_cast<double>(comm.ranks()) / comm.node_ranks();
   const double abroad = others > 0 ? 1 - (comm.node_ranks() - 1) / others : 0;
-  // NCCL sends weights around a ring, in which each part enters a node once; else it is sent to each rank of the
-  // others.
+  // NCCL sends weights around a ring, in which each part enters a node once; the host sends it to every rank.
   const bool ring = nodes > 1 && t.device == DeviceKind::cuda && t.comm != DeviceComm::host;
   const double of_weights = ring ? std::min(1.0, nodes / others) : abroad;
   session.device.estimate = [=, act = act_type(session.config)](const char* op, const Cost& cost,

@@ -1,4 +1,4 @@
-// What a step will cost, before it runs: the real code on a table of ops that do nothing.
+// Cost of a step before it runs: the real code on a table of ops that do nothing.
 #pragma once
 #include <map>
 
@@ -23,7 +23,7 @@ struct Plan {
   size_t peak() const { return longest.total(); }
   size_t needed() const { return most.total() + responses; }  // of the machine that is planned for
 
-  // Of plan_ranks() alone.
+  // Set by plan_ranks() only.
   int ranks = 1;
   Ledger all_ranks;                       // of all of them, added
   std::map<std::string, double> seconds;  // of each phase on the rank that takes longest, for which the others wait
@@ -38,12 +38,12 @@ struct Plan {
 Plan plan_step(const Config& config, TrainingKind kind = TrainingKind::grpo, bool data = true,
                const std::optional<ArenaLimits>& limits = {}, const Machine* machine = nullptr, Comm& comm = world());
 
-// What the steps of a run are on the mean.
+// Mean lengths of the steps of a run.
 struct StepLengths {
   int64_t prompt, response;  // tokens
   double dropped = 0;        // part of the responses that the learner never sees: filtered groups and advantages
 };
-// Of the run in that directory, from its metrics.
+// Returns the mean lengths of the run in that directory, from its metrics.
 StepLengths read_lengths(const std::string& directory);
 // The ledger of a GRPO step in which every prompt and response has these lengths and is trained on, but for the lines
 // of learner, old_log_prob and ref, which grow with the responses: those are cut by `dropped`.  Random subsets of

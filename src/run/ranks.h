@@ -1,4 +1,4 @@
-// What the ranks of a run must agree on (comm/comm.h).
+// Facts that the ranks of a run must agree on (comm/comm.h).
 #pragma once
 #include <string>
 #include <utility>
@@ -19,8 +19,8 @@ int shared_threads(Comm& comm);
 // A sentence where ranks may use a core each, or less, of a machine that has more; else empty.
 std::string binding_note(Comm& comm);
 
-// Names and values that must be the same on all ranks: an Error(failed) names ranks and values of the first that is
-// not.
+// Names and values that must be the same on all ranks: an Error(failed) names the first that differs, its
+// ranks and values.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 void expect_equal(Comm& comm, const Facts& facts);
 Facts facts_of(const Config& config);    // every key

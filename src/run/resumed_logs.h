@@ -11,12 +11,12 @@ struct ResumedLog {
   std::string note;    // empty, or how it differs from what the checkpoint expects
 };
 
-// Of JSON lines, whose member `step_key` is the step that they belong to.  The first `bytes` bytes were there when the
-// checkpoint of step `last` was written.  If they are not whole lines of steps up to `last`, the file is written again
-// with all of its lines that are.
+// Resumes JSON lines, whose member `step_key` is the step that they belong to.  The first `bytes` bytes were there when
+// the checkpoint of step `last` was written.  If they are not whole lines of steps up to `last`, the file is written
+// again with all of its lines that are.
 ResumedLog resume_lines(const std::string& path, const std::string& step_key, uint64_t bytes, int64_t last);
 
-// Of TensorBoard events: the whole records that the file begins with, `bytes` bytes at the most.
+// Resumes TensorBoard events: keeps the whole records at the beginning of the file, at most `bytes` bytes.
 ResumedLog resume_events(const std::string& path, uint64_t bytes);
 
 }  // namespace pare

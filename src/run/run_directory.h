@@ -8,9 +8,9 @@
 
 namespace pare {
 
-// What becomes of a run that is in the directory: it is an error, it is replaced, or it is continued.  A run without a
-// checkpoint is continued from its beginning; a directory without a run is an error.  Files that a run does not write
-// keep their place and name in all cases.
+// Handling of a run that is already in the directory: it is an error, it is replaced, or it is continued.  A run
+// without a checkpoint is continued from its beginning; a directory without a run is an error.  Files that a run does
+// not write keep their place and name in all cases.
 enum class Start { fresh, replace, resume };
 
 // An Error if `start` does not allow a run to be written to `path`, or something there would keep it from being saved.

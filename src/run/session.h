@@ -1,4 +1,4 @@
-// What a run works with: the model on its device, the task, the tokenizer.  Built from a configuration; everything that
+// Components of a run: the model on its device, the task, the tokenizer.  Built from a configuration; everything that
 // can be wrong with files and sizes is found here, before the first step.
 #pragma once
 #include <algorithm>
@@ -55,7 +55,7 @@ struct Session {
   void keep_fitting(Task& task, const std::function<std::string(const Problem&)>& excess);
   std::string response_text(const Completion& completion) const;  // of text_tokens()
   Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
-  // Of all responses, in order, in parallel; `problems` are those that the completions' requests count.  Ranks share
+  // Grades all responses, in order, in parallel; the completions' requests index `problems`.  Ranks share
   // the work, as they do that of Rollout::generate; all get the rewards.
   std::vector<Reward> rewards(const Task& task, std::span<const Problem> problems,
                               std::span<const Completion> completions) const;
@@ -69,7 +69,7 @@ struct Session {
   ArenaLimits peaks() const;
   int64_t flops(const std::string& phase) const;  // in the ledgers of all ranks
   // memory/<arena>: the peak so far, in bytes, and nothing else; and what they take together under verl's name, in GiB.
-  // Of the rank that has most.
+  // Sets the memory of the rank that has most.
   void set_memory(Metrics& metrics) const;
 
   const Config config;

@@ -4,8 +4,8 @@
 
 namespace pare {
 
-// Batches are consecutive rows of the training set; the teacher's noise ramps up over the first data.noise_ramp of the
-// steps.
+// Batches are consecutive rows of the training set; the teacher's noise ramps up over the fraction data.noise_ramp of
+// the steps at the beginning.
 class SftTraining : public Training {
  public:
   explicit SftTraining(Session& session);  // fails where a completion cannot be learnt from

@@ -16,7 +16,7 @@ namespace pare {
 // Castagnoli's polynomial, reflected (RFC 3720, appendix B.4).
 uint32_t crc32c(std::string_view bytes);
 
-// What a file begins with.  Times are seconds since 1970.
+// Returns the first record of a file.  Times are seconds since 1970.
 std::string tensorboard_header(double wall_time);
 
 // Bytes of the whole records that `bytes` begins with, by their lengths and CRCs.

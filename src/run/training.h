@@ -1,4 +1,4 @@
-// What GRPO and next-token training have in common: steps one after another, and what one leaves for the next.
+// Interface of GRPO and next-token training: successive steps, and the state that one leaves to the next.
 #pragma once
 #include <functional>
 #include <memory>
@@ -11,8 +11,7 @@
 
 namespace pare {
 
-// At the border of two steps, what there is beside parameters, moments and files: every random draw is named by the
-// step.
+// State between two steps besides parameters, moments and files: the step names every random draw.
 struct TrainingState {
   int64_t step = 0;                          // steps done
   int64_t updates = 0;                       // of the optimizer
@@ -55,11 +54,11 @@ class Training {
   TrainingState state() const;
   bool at(const TrainingState& state) const;  // parameters and moments are those of this border
   void resume(const TrainingState& state);
-  // What else there is, in files of a checkpoint's folder.
+  // Saves and loads further files of a checkpoint's folder.
   virtual FileSums save_files(const std::string&) const { return {}; }
   virtual void load_files(const std::string&) {}
 
-  // What is being done, for a progress line: stage, done, all.  While the stage is "rollout" nothing has changed since
+  // Reports progress: stage, done, all.  While the stage is "rollout" nothing has changed since
   // the last step but what state() says: an exception thrown from here then loses no finished step.
   std::function<void(const char* stage, int64_t done, int64_t all)> progress;
 

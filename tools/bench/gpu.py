@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tools/gpu_check.sh measures, and its report.
+"""Measurements of tools/gpu_check.sh, and its report.
 
     tools/bench/gpu.py baselines                NAME DIMS of the other libraries' calls, for torch_baselines.py
     tools/bench/gpu.py rows WORK --of goals|kernels --pare PROGRAM [--device cuda] [--seconds 180]

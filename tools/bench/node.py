@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tools/node_check.sh asks of Python: whether two runs have the same bits, figures of a run, the summary."""
+"""Python part of tools/node_check.sh: whether two runs have the same bits, figures of a run, the summary."""
 import argparse
 import json
 import os
@@ -108,7 +108,7 @@ def price(runs):
     return of["ordered"] / of["reduce_scatter_bf16"] - 1
 
 
-# What stages note, in their order.
+# Facts that stages note, in their order.
 FACTS = ["cores", "memlock", "shm", "connections", "memory of NCCL", "saved", "resumed", "rank 1 gets SIGKILL", "rank 1 gets SIGSTOP"]
 
 

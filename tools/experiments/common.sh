@@ -1,4 +1,4 @@
-# What the experiments share; each sources this file from the root of the repository, defines `plan` and calls `run_all`.
+# Shared code of the experiments; each sources this file from the root of the repository, defines `plan` and calls `run_all`.
 # A run is a line of `plan`: its name, NAME-sSEED, then the arguments of `pare train`.  $(common SEED) are those that
 # every run of a seed has: a model of its own (`pare sft`, run_sft), the seed, one thread.
 #

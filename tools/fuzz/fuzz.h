@@ -1,4 +1,4 @@
-// What the fuzz targets share.  A target is one function for libFuzzer: whatever the bytes, it returns; a crash, a
+// Shared code of the fuzz targets.  A target is one function for libFuzzer: whatever the bytes, it returns; a crash, a
 // sanitizer's report, an exception that is no pare::Error and a property that does not hold end the process, and a slow
 // input does so by libFuzzer's time limit.
 #pragma once

@@ -73,8 +73,8 @@ inline const std::vector<Reader>& readers() {
   return all;
 }
 
-// What any text may take; the dearest of tests/test_steps.cpp takes 433 a byte.  An answer of up to 2000 bytes is read
-// in many ways, and costs up to the second number, whatever the length of the text that it stands in.
+// Limit for any text; the most expensive of tests/test_steps.cpp takes 433 a byte.  An answer of up to 2000 bytes is
+// read in many ways, and costs up to the second number, whatever the length of the text that it stands in.
 constexpr uint64_t kStepsPerByte = 600, kStepsOfAnswer = 20'000'000;
 
 inline uint64_t steps_of(const Reader& reader, const std::string& text) {

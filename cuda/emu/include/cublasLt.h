@@ -1,6 +1,5 @@
 // Stand-in for cuBLASLt's cublasLt.h in the emulated build: the products that the project asks for, computed on the
-// host when the stream comes to them.  What the manual forbids is refused: it would be undefined, or an error, on a
-// device.
+// host when the stream comes to them.  Calls that the manual forbids are refused.
 //
 // Sums are in f32, in an order that depends on the number of columns of D, as that of the library does.
 #pragma once

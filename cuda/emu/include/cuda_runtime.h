@@ -39,7 +39,7 @@
 #else
 #define __shared__ static thread_local
 #endif
-// What a fiber runs that is no kernel: not for the access checker to look at.
+// Marks code of a fiber that is not a kernel; the access checker ignores it.
 #define CUEMU_UNCHECKED __attribute__((no_sanitize("thread")))
 
 // ---- built-in types and variables

@@ -1,8 +1,8 @@
 // cuemu: runs CUDA kernels on the CPU, one fiber per CUDA thread.
 //
 // This is the contract between the headers that stand in for CUDA's (cuda_runtime.h, cuda_bf16.h), the project's PTX
-// wrappers (ptx.cuh, ptx90.cuh) and the scheduler in src/.  Kernels never include it; tests do, for settings and
-// reports.
+// wrappers (ptx.cuh, ptx90.cuh) and the scheduler in src/.  Kernels never include it; tests do, for settings
+// and reports.
 //
 // Model: one block runs at a time, on the calling OS thread; its threads are fibers that run until they must wait
 // (barrier, warp collective) and are resumed in an order that is a setting.  So kernels that wait for another block
@@ -94,11 +94,11 @@ struct Settings {
 Settings& settings();             // may be changed between launches
 int read_arch(const char* text);  // ends the program with a message if it is none of them
 
-// How often the host waited for queued work so far, or might have: synchronised with work that was not done, or copied
-// to the device from memory that cudaMallocHost did not give.
+// Returns the number of times that the host has waited for queued work, or might have: it synchronised with unfinished
+// work, or copied to the device from memory that cudaMallocHost did not give.
 uint64_t host_waits();
 
-// What the host asked for so far, each of which costs it microseconds on a device.
+// Counts the host's calls so far, each of which costs microseconds on a device.
 struct Calls {
   uint64_t launches = 0, graph_launches = 0, graph_nodes = 0, graphs_made = 0, nodes_set = 0, copies = 0;
   uint64_t tensor_copies = 0, cold_copies = 0;  // by kernels; of them, those of a map that the block did not prefetch

@@ -1,4 +1,4 @@
-// What compute capability 9.0 adds, emulated (src/hopper.cpp): mbarriers, tensor copies (TMA) and products of
+// Additions of compute capability 9.0, emulated (src/hopper.cpp): mbarriers, tensor copies (TMA) and products of
 // warpgroups (wgmma).  Stricter than the hardware where noted.
 #pragma once
 #include "cuda.h"

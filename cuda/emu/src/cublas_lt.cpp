@@ -1,4 +1,4 @@
-// What the project calls of cuBLASLt.
+// The functions of cuBLASLt that the project calls.
 #include <cublasLt.h>
 
 #include <array>

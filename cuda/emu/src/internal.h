@@ -1,4 +1,4 @@
-// What the parts of the emulator share: the running block and its threads, fibers, and cudaMalloc'd memory.
+// State shared by the parts of the emulator: the running block and its threads, fibers, and cudaMalloc'd memory.
 #pragma once
 #include <functional>
 #include <string>
@@ -44,7 +44,7 @@ struct Thread {
   unsigned linear;
   State state;
   Fiber* fiber;
-  // What it waits for.
+  // The event that it waits for.
   const char* what;
   Loc loc;
   uint32_t mask;
@@ -121,7 +121,7 @@ struct Alloc {
 extern std::vector<Alloc> g_allocs;        // by address
 bool usable(const void* p, size_t bytes);  // by what runs on the device
 bool in_device_memory(const void* p, size_t bytes);
-// What cudaMalloc gave is out of the host's reach but while one of these lives.
+// Makes memory of cudaMalloc accessible to the host during its lifetime; otherwise an access aborts.
 struct DeviceMemoryOpen {
   DeviceMemoryOpen();
   ~DeviceMemoryOpen();

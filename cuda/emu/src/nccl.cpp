@@ -593,7 +593,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   delete comm;
   return ncclSuccess;
 }
-// What is queued does nothing any more.  The sockets stay open: the others notice nothing.
+// Queued work no longer does anything.  The sockets stay open, so that other ranks do not notice.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   comm->state = ncclInvalidUsage;
   cuemu::finish_all();

@@ -1,4 +1,4 @@
-// What turns logits into numbers.  One function computes the maximum and the sum of exponentials of a row for
+// Kernels on logits.  One function computes the maximum and the sum of exponentials of a row for
 // log-probs, losses and sampling, so the log-prob of a token is bitwise the same in all three.  It reads the row once:
 // the exponentials of a tile are relative to the tile's own maximum, and factors bring the sums of tiles together.
 #include "ops/logits.h"

@@ -1,4 +1,4 @@
-// What the norms of rows share.
+// Shared code of the norms of rows.
 #pragma once
 #include "cpu/isa/tile.h"
 
