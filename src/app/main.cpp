@@ -18,11 +18,9 @@
 
 namespace {
 
-// A rank that fails ends all of them.  What all find is said by rank 0, before the others come to it.  Ranks that are
-// interrupted have agreed on it and end in order: launchers take an abort for a failure.
+// A rank that fails ends all of them.  What all find is said by rank 0, before the others come to it.
 int report(pare::Comm& comm, pare::Exit code, const std::string& what) {
-  const bool agreed = comm.ranks() > 1 && code == pare::Exit::interrupted;
-  if (agreed && !comm.first()) return static_cast<int>(code);
+  const bool agreed = code == pare::Exit::interrupted;  // by all ranks
   if (!comm.first()) std::this_thread::sleep_for(std::chrono::seconds(1));
   const std::string who = comm.ranks() > 1 ? pare::cat("rank ", comm.rank(), ": ") : "";
   constexpr size_t most = 4000;  // a message may repeat a value of megabytes; what is wrong with it stands at the end
@@ -36,8 +34,9 @@ int report(pare::Comm& comm, pare::Exit code, const std::string& what) {
     text.pop_back();
   }
   std::fflush(stdout);  // the error comes last
-  std::fprintf(stderr, "%s\n", text.c_str());
-  if (comm.ranks() > 1 && !agreed) comm.abort(static_cast<int>(code));
+  if (!agreed || comm.first()) std::fprintf(stderr, "%s\n", text.c_str());
+  if (agreed) comm.link.reset();  // while its device is there
+  if (comm.ranks() > 1) comm.abort(static_cast<int>(code));
   return static_cast<int>(code);
 }
 
@@ -48,16 +47,6 @@ void check_command(pare::Comm& comm, const std::string& command) {
     if (all[r] != all[0])
       pare::fail("rank 0 was started as pare ", all[0], " and rank ", r, " as pare ", all[r],
                  "; all ranks of a job run the same command");
-}
-
-// Closes the link between ranks while its device is there.
-int end_in_order(pare::Exit code) {
-  pare::world().link.reset();
-  if (pare::world().hangs) {
-    pare::set_world(nullptr);
-    _exit(static_cast<int>(code));
-  }
-  return static_cast<int>(code);
 }
 
 int run(int argc, char** argv) {
@@ -81,7 +70,12 @@ int run(int argc, char** argv) {
         {add_train, add_sft, add_eval, add_generate, add_plan, add_compare, add_audit, add_report, add_logprobs,
          add_tokenize, add_inspect, add_convert, add_merge, add_verify, add_bench, add_help});
     pare::finish_output();
-    return end_in_order(Exit::ok);
+    world().link.reset();  // while its device is there
+    if (world().hangs) {
+      set_world(nullptr);
+      _exit(static_cast<int>(Exit::ok));
+    }
+    return static_cast<int>(Exit::ok);
   } catch (const std::bad_alloc&) {
     return report(Exit::memory,
                   pare::cat("does not fit: memory ran out, of which there are ",
@@ -90,8 +84,7 @@ int run(int argc, char** argv) {
   } catch (const std::filesystem::filesystem_error& e) {
     return report(Exit::failed, pare::cat(e.path1().string(), ": ", e.code().message()));
   } catch (const pare::Error& e) {
-    const int code = report(e.code, e.what());
-    return opened ? end_in_order(e.code) : code;
+    return report(e.code, e.what());
   } catch (const std::exception& e) {
     return report(Exit::failed, pare::cat("internal error: ", e.what()));
   }
