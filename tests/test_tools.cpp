@@ -871,7 +871,7 @@ TEST_F(Tools, ArchitecturesOfThisMachine) {
        {"exit 9", "echo NVIDIA-SMI has failed because it could not communicate with the driver. 8.9"}) {
     const Outcome o = make("native", none);
     EXPECT_EQ(o.code, 2) << none;
-    EXPECT_NE(o.err.find("ARCH=native: nvidia-smi finds no GPU with a driver here; name the architectures, as in "
+    EXPECT_NE(o.err.find("ARCH=native: nvidia-smi finds no GPU with a driver here; name architectures, as in "
                          "ARCH=\"80 90a\""),
               std::string::npos)
         << o.err;
