@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <csignal>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 
 #include "tests/rank_runs.h"
@@ -431,6 +433,33 @@ TEST_F(Processes, EvalAndAudit) {
   const Outcome audit = run(cat("audit ", at("run"), " --step 2 --ranks 4"));
   EXPECT_EQ(audit.code, 0) << audit.err;
   EXPECT_EQ(std::count(audit.out.begin(), audit.out.end(), '\n'), 2) << "rank 0 alone prints: " << audit.out;
+}
+
+// Each op between ranks, with the bytes that a rank sends of a tensor of this size.
+TEST_F(Processes, LinksAreMeasured) {
+  Outcome o = run("bench --links 4104,70001 --ranks 3 --json --threads 1");
+  ASSERT_EQ(o.code, 0) << o.err;
+  std::stringstream lines(o.out);
+  std::vector<std::string> ops;
+  for (std::string line; std::getline(lines, line);) {
+    const nlohmann::json row = nlohmann::json::parse(line);
+    ops.push_back(row["op"]);
+    const int64_t part = int64_t{row["bytes"]} / 12, size = row["type"] == "f32" ? 4 : 2;
+    EXPECT_EQ(row["sent"], 2 * part * size) << line;
+    EXPECT_DOUBLE_EQ(row["bytes_per_second"], double(row["sent"]) / double(row["seconds"])) << line;
+  }
+  const std::vector<std::string> once = {"all_to_all", "all_gather", "reduce_scatter", "reduce_scatter"};
+  EXPECT_EQ(ops.size(), 8u);
+  EXPECT_TRUE(std::equal(once.begin(), once.end(), ops.begin()));
+  for (const auto& [words, why] : {std::pair{"--links 4 --ranks 3", "so few bytes cannot be shared by 3 ranks"},
+                                   {"--links 4096", "--links needs several ranks"},
+                                   {"--ranks 2", "with --links alone"},
+                                   {"--links 4096 --ranks 2 --seconds 1", "and --seconds out"},
+                                   {"--links 4096,x --ranks 2", "--links"}}) {
+    o = run(std::string("bench ") + words);
+    EXPECT_EQ(o.code, 2) << words;
+    EXPECT_NE(o.err.find(why), std::string::npos) << words << ": " << o.err;
+  }
 }
 
 TEST_F(Processes, WrongNumbersAreRefused) {

@@ -95,8 +95,8 @@ void bench_links(const Options& o, const Table& table) {
 void run(const Options& o, const Command& command) {
   const Config config = read_config(o.keys.overrides(command));
   if (!o.links.empty()) {
-    if (!o.op.empty() || !o.machine.empty() || !o.predict.empty() || !o.shapes.empty())
-      fail("--links measures the ops between ranks: leave --op, --shape, --machine and --predict out");
+    if (!o.op.empty() || !o.machine.empty() || !o.predict.empty() || !o.shapes.empty() || command.given("--seconds"))
+      fail("--links measures the ops between ranks: leave --op, --shape, --machine, --predict and --seconds out");
     if (world().ranks() == 1) fail("--links needs several ranks: --ranks 2, or mpirun");
     return bench_links(o, open_table(config.trainer));
   }
