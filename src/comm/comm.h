@@ -54,8 +54,8 @@ class Comm {
   virtual void exchange(std::span<const Piece> out, std::span<const Piece> in) = 0;
   // y of rank `root` = the sum of x over ranks, f32 or bf16, in an order that the library chooses; y may be x.data.
   virtual void reduce(const Piece& x, void* y, DType type, int root) = 0;
-  // Ends all ranks at once, with this exit code.  Exit::interrupted, on which all have agreed: each ends in order if the
-  // launcher keeps its code, since an abort looks like a failure to schedulers.
+  // Ends all ranks at once, with this exit code.  Exit::interrupted, on which all have agreed: each ends in order if
+  // the launcher keeps its code, since an abort looks like a failure to schedulers.
   [[noreturn]] virtual void abort(int code) = 0;
 
   // Progress of this rank, set by its ops and steps, for ranks that wait for it; and its own time waiting for others.
