@@ -254,6 +254,15 @@ std::vector<int> of_members(const std::vector<Group>& groups, T of_group) {
   return all;
 }
 
+// Several machines, each with ranks that follow one another and whose slots in a round are whole blocks.
+bool machines_have_blocks(Comm& comm) {
+  const std::vector<int>& machines = comm.machines();
+  const int n = comm.node_ranks();
+  for (int r = 0; r < comm.ranks(); r++)
+    if (machines[static_cast<size_t>(r)] != r / n * n) return false;
+  return n < comm.ranks() && comm.ranks() % n == 0 && n % kSlotBlock == 0;
+}
+
 DType moments_type(const Model& model, const LearnerOptions& options) {
   return options.moments == DType::bf16 ? DType::bf16 : model.stat;
 }
@@ -265,6 +274,7 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
       trained_(model.adapters ? static_cast<const Parameters&>(*model.adapters) : model),
       activations_(activations),
       options_(options),
+      by_machine_(options.reduce == Reduce::ordered && machines_have_blocks(model.device.comm)),
       flat_(gradients.alloc("gradients", model.stat, {trained_.size()})),
       views_(model.adapters ? ParameterViews(*model.adapters, flat_)
                             : ParameterViews(model.config, model.layout, flat_)),
@@ -272,7 +282,7 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
       head_(own_head_ ? gradients.alloc("head gradient", model.stat, {model.config.vocab, model.config.hidden})
                       : views_.head),
       sum_(options.slots > 1 ? gradients.alloc("sum of slots", model.stat, {trained_.own()}) : Tensor{}),
-      block_(options.slots > kSlotBlock && options.reduce == Reduce::ordered
+      block_(options.slots > kSlotBlock && options.reduce == Reduce::ordered && !by_machine_
                  ? gradients.alloc("sum of eight slots", model.stat, {trained_.own()})
                  : Tensor{}),
       m_(optimizer.alloc("adam m", moments_type(model, options), {trained_.own()})),

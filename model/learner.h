@@ -132,6 +132,8 @@ class Learner {
   void begin_update();
   void add_head_gradient();
   void add_slots(int64_t round);
+  void add_slots_of_ranks(int64_t round);
+  void add_slots_by_machine();
   void add(int64_t slot, const Tensor& gradient, int64_t first);
   void add_ranks();
   template <class F>
@@ -144,12 +146,13 @@ class Learner {
   const Parameters& trained_;
   Arena& activations_;
   const LearnerOptions options_;
+  const bool by_machine_;      // sums of eight slots travel between machines, not their gradients
   Tensor flat_;                // stat [parameters]: of the slot that is being computed
   ParameterViews views_;       // of flat_
   bool own_head_;              // the head's gradient has an accumulator of its own: of tied embeddings
   Tensor head_;                // stat [V, C]: that, or views_.head
   bool head_pending_ = false;  // own_head_: it holds something
-  Tensor sum_, block_;         // stat [own]: of all slots, of the block of eight; absent where flat_ is all there is
+  Tensor sum_, block_;         // stat [own]: of all slots, of the block of eight; absent if flat_ is all there is
   std::optional<MemoryTurn> update_;       // while the gradients are those of one
   Tensor m_, v_, norm_;                    // moments [own]
   const std::vector<ParameterBlock> own_;  // what this rank updates

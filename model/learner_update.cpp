@@ -1,6 +1,5 @@
 // The update of a learner: the sum of the gradients of slots, its norm, the optimizer step.
 #include <cmath>
-#include <numeric>
 
 #include "base/half.h"
 #include "base/rng.h"
@@ -21,49 +20,16 @@ void Learner::begin_update() {
   head_pending_ = false;
 }
 
-// Calls f(first, counts, piece) for pieces of the parts of all ranks, as many for each: elements [first[r], first[r] +
-// counts[r]) of the flat gradient are rank r's, and elements from `piece` on of its part.  A piece of all ranks has at
-// most options_.piece elements, and begins at a multiple of 16 bytes for any number of ranks: NCCL copies others byte
-// by byte.
-template <class F>
-void Learner::for_pieces(F f) {
-  const std::vector<int64_t>& cuts = trained_.cuts;
-  const auto ranks = static_cast<int64_t>(model_.device.comm.ranks());
-  int64_t longest = 0;
-  for (int64_t r = 0; r < ranks; r++) longest = std::max(longest, cuts[r + 1] - cuts[r]);
-  const int64_t most = options_.piece / ranks / 1024 * 1024;
-  std::vector<int64_t> first(static_cast<size_t>(ranks)), counts(static_cast<size_t>(ranks));
-  for (int64_t at = 0; at < longest; at += most) {
-    for (int64_t r = 0; r < ranks; r++) {
-      first[r] = std::min(cuts[r] + at, cuts[r + 1]);
-      counts[r] = std::min(most, cuts[r + 1] - first[r]);
-    }
-    f(first, counts, at);
-  }
-}
-
 // The gradient of one slot of each rank, to the sums.
 void Learner::add_slots(int64_t round) {
-  Device& device = model_.device;
-  const auto ranks = static_cast<int64_t>(device.comm.ranks());
   add_head_gradient();
-  if (ranks == 1) {
+  if (model_.device.comm.ranks() == 1)
     add(round, flat_, 0);
-  } else {
-    for_pieces([&](const std::vector<int64_t>& first, const std::vector<int64_t>& counts, int64_t at) {
-      const ArenaScope scope(activations_);
-      const int64_t n = counts[static_cast<size_t>(device.comm.rank())];
-      const Tensor slots = activations_.alloc("gradients of slots", model_.stat, {ranks * n});
-      device.all_to_all({.y = slots,
-                         .x = flat_,
-                         .first = first,
-                         .sent = counts,
-                         .received = std::vector<int64_t>(static_cast<size_t>(ranks), n),
-                         .comm = &device.comm});
-      for (int64_t r = 0; r < ranks && n > 0; r++) add(round * ranks + r, slots.rows(r * n, n), at);
-    });
-  }
-  device.zero({flat_});
+  else if (by_machine_)
+    add_slots_by_machine();
+  else
+    add_slots_of_ranks(round);
+  model_.device.zero({flat_});
 }
 
 // `gradient`: of elements from `first` on of this rank's.
@@ -74,24 +40,6 @@ void Learner::add(int64_t slot, const Tensor& gradient, int64_t first) {
   model_.device.accumulate({.y = part(later ? block_ : sum_), .x = gradient});
   if (later && (slot % kSlotBlock == kSlotBlock - 1 || slot == options_.slots - 1))
     model_.device.accumulate({.y = part(sum_), .x = part(block_)});
-}
-
-// The gradients of all slots of each rank, by the library.
-void Learner::add_ranks() {
-  Device& device = model_.device;
-  add_head_gradient();
-  for_pieces([&](const std::vector<int64_t>& first, const std::vector<int64_t>& counts, int64_t at) {
-    const ArenaScope scope(activations_);
-    const int64_t all = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    device.reduce_scatter({.y = sum_.rows(at, counts[static_cast<size_t>(device.comm.rank())]),
-                           .x = flat_,
-                           .first = first,
-                           .counts = counts,
-                           .comm = &device.comm,
-                           .rounded = options_.reduce == Reduce::reduce_scatter_bf16
-                                          ? activations_.alloc("rounded gradients", DType::bf16, {all})
-                                          : Tensor{}});
-  });
 }
 
 // The embedding's gradient gets the head's, once, after all micro-batches (tied embeddings).

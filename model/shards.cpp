@@ -43,48 +43,45 @@ int64_t place_of(const std::vector<ParameterBlock>& blocks, int64_t cut, int64_t
   return bytes;
 }
 
-void ShardReader::ask(Question& q) {
+// Every rank asks a question and sends each other rank its elements of that one's; returns false if all have finished.
+bool ShardReader::round(const Question& own, float* out) {
   const auto ranks = static_cast<size_t>(comm_.ranks());
-  std::vector<Comm::Piece> out(ranks), in(ranks);
-  if (comm_.first()) std::fill(out.begin(), out.end(), Comm::Piece{&q, sizeof q});
-  in[0] = {&q, sizeof q};
-  comm_.exchange(out, in);
-}
-
-// Each rank's elements to rank 0.
-void ShardReader::move(const Question& q, float* out) {
-  const auto ranks = static_cast<size_t>(comm_.ranks());
-  std::vector<Comm::Piece> sent(ranks), received(ranks);
-  std::vector<float> own;
-  const Array& array = arrays_[q.array];
-  for (size_t r = 0; r < ranks; r++) {
-    const int64_t begin = std::max(q.begin, array.cuts[r]), n = std::min(q.begin + q.count, array.cuts[r + 1]) - begin;
-    if (n <= 0) continue;
-    if (static_cast<int>(r) == comm_.rank()) {
-      own.resize(static_cast<size_t>(n));
-      array.own(begin, n, own.data());
-      sent[0] = {own.data(), own.size() * sizeof(float)};
-    }
-    if (comm_.first()) received[r] = {out + (begin - q.begin), static_cast<size_t>(n) * sizeof(float)};
-  }
+  std::vector<Question> asked(ranks);
+  std::vector<Comm::Piece> sent(ranks, {const_cast<Question*>(&own), sizeof own}), received;
+  for (Question& q : asked) received.push_back({&q, sizeof q});
   comm_.exchange(sent, received);
+  std::vector<std::vector<float>> parts(ranks);
+  sent.assign(ranks, {}), received.assign(ranks, {});
+  const auto overlap = [&](const Question& q, size_t rank) {
+    const std::vector<int64_t>& cuts = arrays_[q.array].cuts;
+    const int64_t begin = std::max(q.begin, cuts[rank]);
+    return std::pair{begin, std::max<int64_t>(0, std::min(q.begin + q.count, cuts[rank + 1]) - begin)};
+  };
+  bool any = false;
+  for (size_t r = 0; r < ranks; r++) {
+    any = any || asked[r].count > 0;
+    if (const auto [begin, n] = overlap(asked[r], static_cast<size_t>(comm_.rank())); n > 0) {
+      parts[r].resize(static_cast<size_t>(n));
+      arrays_[asked[r].array].own(begin, n, parts[r].data());
+      sent[r] = {parts[r].data(), parts[r].size() * sizeof(float)};
+    }
+    if (const auto [begin, n] = overlap(own, r); n > 0)
+      received[r] = {out + (begin - own.begin), static_cast<size_t>(n) * sizeof(float)};
+  }
+  if (any) comm_.exchange(sent, received);
+  return any;
 }
 
 void ShardReader::read(size_t array, int64_t begin, int64_t count, float* out) {
-  if (comm_.ranks() == 1) return arrays_[array].own(begin, count, out);
-  Question q{array, begin, count};
-  ask(q);
-  move(q, out);
+  if (comm_.ranks() == 1)
+    arrays_[array].own(begin, count, out);
+  else if (count > 0)
+    round({array, begin, count}, out);
 }
 
-void ShardReader::done() {
-  Question q{0, 0, -1};
-  if (comm_.ranks() > 1) ask(q);
-}
-
-void ShardReader::answer() {
-  Question q{};
-  for (ask(q); q.count >= 0; ask(q)) move(q, nullptr);
+void ShardReader::finish() {
+  while (comm_.ranks() > 1 && round({0, 0, 0}, nullptr)) {
+  }
 }
 
 std::vector<int> deal(const std::vector<int64_t>& costs, int64_t slots) {

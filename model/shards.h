@@ -29,7 +29,7 @@ std::vector<ParameterBlock> blocks_between(const std::vector<ParameterBlock>& bl
 // Byte of Parameters::packed, which has `bytes`, at a cut.
 int64_t place_of(const std::vector<ParameterBlock>& blocks, int64_t cut, int64_t bytes);
 
-// Elements of several arrays that lie in parts on the ranks, as rank 0 reads them: it asks, the others answer.
+// Elements of several arrays that lie in parts on the ranks.  Any ranks read at the same time, and all of them answer.
 class ShardReader {
  public:
   struct Array {
@@ -39,17 +39,16 @@ class ShardReader {
   };
   ShardReader(Comm& comm, std::vector<Array> arrays) : comm_(comm), arrays_(std::move(arrays)) {}
 
-  void read(size_t array, int64_t begin, int64_t count, float* out);  // on rank 0, of any rank's elements
-  void done();                                                        // on rank 0: the last call
-  void answer();                                                      // on the others, until rank 0 is done
+  void read(size_t array, int64_t begin, int64_t count, float* out);  // of any rank's elements
+  // Answers the other ranks until no one reads any more.  All ranks call it after their last read().
+  void finish();
 
  private:
   struct Question {
     size_t array;
-    int64_t begin, count;  // count -1: done
+    int64_t begin, count;  // count 0: finished
   };
-  void ask(Question& q);
-  void move(const Question& q, float* out);
+  bool round(const Question& own, float* out);
 
   Comm& comm_;
   const std::vector<Array> arrays_;

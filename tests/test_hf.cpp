@@ -5,11 +5,15 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/half.h"
 #include "base/json_file.h"
+#include "base/text.h"
+#include "model/hf/tensor_files.h"
 #include "tests/weights.h"
 
 namespace pare {
@@ -208,6 +212,41 @@ TEST_F(Hf, NonFiniteWeightsAreNamed) {
     write_single(named());
     expect_refusal(p.name);
   }
+}
+
+TEST_F(Hf, LargeWeightsHaveSeveralFiles) {
+  fs::create_directories(dir());
+  for (const auto& [dtype, most, count] : {std::tuple{DType::f32, 100'000, 1},
+                                           {DType::f32, 600, 2},
+                                           {DType::f32, 300, 5},
+                                           {DType::bf16, 150, 5},
+                                           {DType::f32, 1, 14}}) {
+    SCOPED_TRACE(cat("at most ", most));
+    const std::vector<TensorFile> files = deal_tensors("model", named(), dtype, most);
+    ASSERT_EQ(std::ssize(files), count);
+    int64_t all = 0;
+    int i = 0;
+    for (const TensorFile& file : files) {
+      EXPECT_EQ(file.name, count == 1 ? "model.safetensors" : format("model-%05d-of-%05d.safetensors", ++i, count));
+      EXPECT_TRUE(is_tensor_file(file.name, "model") && !is_tensor_file(file.name, "optimizer")) << file.name;
+      const auto written = static_cast<int64_t>(write_safetensors(dir() + "/" + file.name, file.tensors, dtype).bytes);
+      EXPECT_TRUE(written <= most + 2000 || file.tensors.size() == 1);
+      for (const NamedTensor& t : file.tensors)
+        all += std::accumulate(t.shape.begin(), t.shape.end(), int64_t{1}, std::multiplies());
+    }
+    EXPECT_EQ(all, std::ssize(weights_));
+    EXPECT_EQ(write_index(dir(), "model", files, dtype).size(), count == 1 ? 0u : 1u);
+    if (count > 1) {
+      EXPECT_EQ(read_json_file(dir() + "/model.safetensors.index.json")["metadata"]["total_size"],
+                all * static_cast<int64_t>(dtype_size(dtype)));
+    }
+    EXPECT_EQ(load_weights(dir(), config_), weights_) << "a quarter of a small number has few bits";
+    fs::remove(dir() + "/model.safetensors");
+  }
+  for (const char* name :
+       {"model", "model-1-of-2.safetensors", "model-00001-of-00002", "model-00001-of-00002.safetensors.tmp",
+        "optimizer.safetensors", "model.safetensors.index.json.old"})
+    EXPECT_FALSE(is_tensor_file(name, "model")) << name;
 }
 
 TEST_F(Hf, BrokenIndexes) {

@@ -841,6 +841,7 @@ Rows optimizer_and_trainer_rows() {
         folders("run/checkpoints", "step-"),
         from_to(2, 3)}},
       {"trainer.save_model", {{}, {"trainer.save_model=false"}, folders("run", "model"), from_to(1, 0)}},
+      {"trainer.max_file_bytes", {{}, {"trainer.max_file_bytes=2000"}, folders("run/model", "model-0000"), rises}},
       {"trainer.save_dtype", {{}, {"trainer.save_dtype=f16"}, model_bytes, falls}},
   };
 }

@@ -112,6 +112,31 @@ TEST(NonFinite, RanksAgree) {
   }
 }
 
+// Weights that cannot be saved are named, whichever rank writes their file.
+TEST(NonFinite, EveryRankNamesWhatItCannotSave) {
+  const Config config = tiny_run("qwen3", keys(1, {"learner.slots=3", "trainer.max_file_bytes=1"}));
+  const std::string folder = cat(testing::TempDir(), "unsaved_", getpid());
+  std::vector<Parameter> all;
+  run_ranks(1, 1, [&](Comm& comm) { all = Session(config, table_cpu, true, {}, true, comm).model->layout; });
+  for (size_t bad = 0; bad < all.size(); bad += 5) {
+    std::string what;
+    try {
+      run_ranks(1, 3, [&](Comm& comm) {
+        Session session(config, table_cpu, true, {}, true, comm);
+        std::vector<float> weights = session.model->get_parameters();
+        weights[static_cast<size_t>(all[bad].offset + all[bad].size - 1)] = std::numeric_limits<float>::infinity();
+        session.model->set_parameters(weights);
+        save_model(folder, session);
+      });
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, Exit::non_finite);
+      what = e.what();
+    }
+    EXPECT_NE(what.find(all[bad].name + " holds inf"), std::string::npos) << what;
+    EXPECT_FALSE(std::filesystem::exists(folder) || std::filesystem::exists(folder + ".tmp"));
+  }
+}
+
 // ---- the program
 
 class NonFiniteRuns : public Program {

@@ -86,6 +86,38 @@ TEST_F(Processes, ResumeOnAnotherNumber) {
   expect_same("whole", "moved", 4);
 }
 
+// Neither the number of ranks nor the size of the files, which may change, is in the bits of a checkpoint.
+TEST_F(Processes, CheckpointsInSeveralFiles) {
+  const Overrides keys = {"learner.slots=6", "trainer.test_freq=1", "trainer.max_file_bytes=3000"};
+  ASSERT_EQ(alone("whole", keys + Overrides{"trainer.total_training_steps=3"}).code, 0);
+  for (const auto& [ranks, steps, most] : {std::tuple{3, 1, 3000}, {2, 2, 9000}, {3, 3, 3000}}) {
+    const Outcome o =
+        job(ranks, "moved",
+            keys + Overrides{cat("trainer.max_file_bytes=", most), cat("trainer.total_training_steps=", steps)} +
+                Overrides(steps > 1 ? 1 : 0, "--resume"),
+            {"PARE_NODE_RANKS=2"});
+    ASSERT_EQ(o.code, 0) << o.err;
+  }
+  EXPECT_EQ(timeless(at("whole/metrics.jsonl")), timeless(at("moved/metrics.jsonl")));
+  int parts = 0;
+  for (const char* folder : {"/model", "/checkpoints/step-3"})
+    for (const auto& e : fs::directory_iterator(at(cat("whole", folder)))) {
+      const std::string name = e.path().filename();
+      if (name == "state.json") continue;
+      parts += name.find("-of-") != name.npos;
+      EXPECT_TRUE(read_text(e.path()) == read_text(at(cat("moved", folder, "/", name)))) << folder << "/" << name;
+    }
+  EXPECT_GE(parts, 8);
+  EXPECT_EQ(checkpoint_damage(at("moved/checkpoints/step-3")), "");
+  for (const auto& e : fs::directory_iterator(at("moved/checkpoints/step-3")))
+    if (const std::string name = e.path().filename(); name.starts_with("optimizer-00002-of-")) {
+      fs::resize_file(e.path(), 500);
+      EXPECT_EQ(checkpoint_damage(at("moved/checkpoints/step-3")).find(name), 0u);
+      parts = 0;
+    }
+  EXPECT_EQ(parts, 0);
+}
+
 // The two commands of the README, on the CPU and emulated, by both ways between devices.
 TEST_F(Processes, TheQuickstart) {
   const auto pare = [&](const fs::path& program, const std::string& words) {

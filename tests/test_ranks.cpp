@@ -7,7 +7,9 @@
 #include "comm/processes.h"
 #include "comm/threads.h"
 #include "comm/watch.h"
+#include "run/checkpoint.h"
 #include "run/ranks.h"
+#include "tests/program.h"
 #include "tests/runs.h"
 
 namespace pare::test {
@@ -194,26 +196,26 @@ TEST(Threads, DrawTheirPartsOfTheWeights) {
   }
 }
 
-// Counts pieces whose memory begins at no multiple of 16 bytes.
-class Aligned final : public Comm {
+// Shows a test the pieces of another Comm.
+class Watched final : public Comm {
  public:
-  explicit Aligned(Comm& inner) : inner_(inner) {}
+  using Look = std::function<void(std::span<const Piece> out, std::span<const Piece> in)>;
+  Watched(Comm& inner, Look look) : inner_(inner), look_(std::move(look)) {}
   int rank() const override { return inner_.rank(); }
   int ranks() const override { return inner_.ranks(); }
   int node_rank() const override { return inner_.node_rank(); }
   int node_ranks() const override { return inner_.node_ranks(); }
   std::string host() const override { return inner_.host(); }
   void exchange(std::span<const Piece> out, std::span<const Piece> in) override {
-    for (const Piece& p : out)
-      if (p.bytes > 1 << 20) long_pieces++, unaligned += reinterpret_cast<uintptr_t>(p.data) % 16 != 0;
+    look_(out, in);
     inner_.exchange(out, in);
   }
   void reduce(const Piece& x, void* y, DType type, int root) override { inner_.reduce(x, y, type, root); }
   [[noreturn]] void abort(int code) override { _exit(code); }
-  int long_pieces = 0, unaligned = 0;
 
  private:
   Comm& inner_;
+  const Look look_;
 };
 
 // Three ranks, whose parts of a gradient take two pieces each.
@@ -230,21 +232,105 @@ TEST(Slots, LongGradientsTravelInAlignedPieces) {
   std::vector<double> alone;
   for (const int ranks : {1, 3})
     run_ranks(1, ranks, [&](Comm& of_thread) {
-      Aligned comm(of_thread);
+      int long_pieces = 0, unaligned = 0;  // whose memory begins at no multiple of 16 bytes
+      Watched comm(of_thread, [&](std::span<const Comm::Piece> out, auto) {
+        for (const Comm::Piece& p : out)
+          if (p.bytes > 1 << 20) long_pieces++, unaligned += reinterpret_cast<uintptr_t>(p.data) % 16 != 0;
+      });
       Device device(table_cpu, {}, comm);
       Arena weights("weights"), gradients("gradients"), optimizer("optimizer"), activations("activations");
       Model model(c, device, weights, DType::f32, true);
       model.set_parameters(weights_of_all);
       Learner learner(model, gradients, optimizer, activations, {.slots = 3, .balance = false});
       learner.accumulate(groups, terms, {.policy = PolicyLoss::nll});
-      EXPECT_EQ(comm.unaligned, 0) << "of " << comm.long_pieces;
-      EXPECT_GE(comm.long_pieces, ranks == 1 ? 0 : 4);
+      EXPECT_EQ(unaligned, 0) << "of " << long_pieces;
+      EXPECT_GE(long_pieces, ranks == 1 ? 0 : 4);
       const std::vector<double> own = learner.gradients();
       if (ranks == 1) alone = own;
       const auto first = alone.begin() + learner.trained().own_begin();
       EXPECT_TRUE(std::equal(own.begin(), own.end(), first));
       EXPECT_GT(std::count_if(own.begin(), own.end(), [](double g) { return g != 0; }), std::ssize(own) / 2);
     });
+}
+
+// Two or three machines of whole blocks of slots add these before they meet; other machines do not.
+TEST(Slots, SumsOfBlocksCrossTheNetwork) {
+  const ModelConfig c = tiny_config("qwen3", true);
+  std::vector<float> weights_of_all;
+  for (const Parameter& p : parameters(c))
+    for (int64_t i = 0; i < p.size; i++) weights_of_all.push_back(static_cast<float>(i % 1009) / 5'000 - 0.1f);
+  constexpr int32_t slots = 96;
+  std::vector<Group> groups;
+  for (int32_t g = 0; g < slots; g++)
+    groups.push_back({{1, g % 7 + 2}, {{{g % 11 + 1, g % 5 + 3}}}}), groups.back().slot = g;
+  TokenTerms terms(static_cast<size_t>(loss_row_offsets(groups).back()));
+  for (size_t i = 0; i < terms.weight.size(); i++) terms.weight[i] = 0.01 * static_cast<double>(i % 13 + 1);
+  std::vector<double> alone;
+  for (const auto& [machines, near] : {std::pair{1, 1}, {2, 8}, {3, 8}, {2, 16}, {4, 4}, {1, 16}}) {
+    SCOPED_TRACE(cat(machines, " machines of ", near));
+    const int ranks = machines * near, crossing = near % 8 == 0 ? near / 8 : near;
+    std::atomic<int64_t> abroad = 0;
+    run_ranks(machines, near, [&](Comm& comm) {
+      Ledger ledger;
+      Device device(table_cpu, {}, comm);
+      device.ledger = &ledger;
+      Arena weights("weights"), gradients("gradients"), optimizer("optimizer"), activations("activations");
+      Model model(c, device, weights, DType::f32, true);
+      model.set_parameters(weights_of_all);
+      Learner learner(model, gradients, optimizer, activations,
+                      {.slots = slots, .balance = false, .piece = int64_t{1024} * ranks});
+      learner.accumulate(groups, terms, {.policy = PolicyLoss::nll});
+      const std::vector<double> own = learner.gradients();
+      if (ranks == 1) alone = own;
+      EXPECT_TRUE(std::equal(own.begin(), own.end(), alone.begin() + learner.trained().own_begin()));
+      if (ranks == 1) {
+        EXPECT_GT(std::count_if(own.begin(), own.end(), [](double g) { return g != 0; }), std::ssize(own) / 2);
+      }
+      abroad += ledger.phases["main"]["all_to_all"].cost.abroad;
+    });
+    EXPECT_EQ(abroad, int64_t{slots / ranks} * crossing * (machines - 1) * 4 * std::ssize(alone));
+  }
+}
+
+// Each rank of the first machine writes its share of the files; no bit depends on who does.
+TEST(Ranks, WriteTheFilesOfACheckpointTogether) {
+  const std::string folder = cat(testing::TempDir(), "together_", getpid());
+  const Config config = tiny_run("qwen3", {"learner.slots=4", "trainer.max_file_bytes=20000"});
+  std::map<std::string, std::string> alone;
+  for (const auto& [machines, near] : {std::pair{1, 1}, {1, 2}, {2, 2}, {1, 4}}) {
+    SCOPED_TRACE(cat(machines, " machines of ", near));
+    std::vector<size_t> received(static_cast<size_t>(machines * near));
+    std::atomic<size_t> size = 0;
+    run_ranks(machines, near, [&](Comm& of_thread) {
+      bool saves = false;
+      Watched comm(of_thread, [&](auto, std::span<const Comm::Piece> in) {
+        for (size_t q = 0; q < in.size() && saves; q++)
+          if (in[q].bytes > 100) received[static_cast<size_t>(of_thread.rank())] += in[q].bytes;
+      });
+      Session session(config, table_cpu, true, {}, true, comm);
+      GrpoTraining training(session);
+      training.step();
+      saves = true;
+      save_checkpoint(folder, session, training, {});
+      saves = false;
+      size = static_cast<size_t>(session.model->size());
+    });
+    EXPECT_EQ(checkpoint_damage(folder), "");
+    std::map<std::string, std::string> files;
+    for (const auto& e : std::filesystem::directory_iterator(folder))
+      if (const std::string name = e.path().filename(); name != "state.json") files[name] = read_text(e.path());
+    if (machines * near == 1) alone = files;
+    EXPECT_GE(files.size(), 10u);
+    EXPECT_TRUE(files.contains("model.safetensors.index.json") && files.contains("optimizer.safetensors.index.json"));
+    EXPECT_TRUE(files == alone);
+    for (size_t r = 0; r < received.size() && received.size() > 1; r++) {
+      if (r < static_cast<size_t>(near))
+        EXPECT_NEAR(static_cast<double>(received[r]), 8.0 * static_cast<double>(size) / near, 20'000) << "moments";
+      else
+        EXPECT_LT(received[r], 3000u) << r;
+    }
+  }
+  std::filesystem::remove_all(folder);
 }
 
 // ---- ranks that are silent or stand still

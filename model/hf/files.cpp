@@ -10,8 +10,8 @@ std::span<const FolderFile> folder_files() {
        "shape and arithmetic; an absent key is the default of the model's class in transformers"},
       {"generation_config.json", model, copied, "`eos_token_id`, which replaces that of `config.json`"},
       {"model.safetensors", model, written, "weights"},
-      {"model.safetensors.index.json", model, no, "names of the shards, if there is no `model.safetensors`"},
-      {"model-*.safetensors", model, no, "weights of a shard"},
+      {"model.safetensors.index.json", model, written, "names of the shards, if there is no `model.safetensors`"},
+      {"model-*.safetensors", model, written, "weights of a shard"},
       {"tokenizer.json", tokenizer, copied, "vocabulary and merges; `post_processor` says whether BOS is added"},
       {"tokenizer_config.json", tokenizer, copied,
        "`eos_token`, `pad_token`; `chat_template`, if no file holds a template. Not `add_bos_token`, which "

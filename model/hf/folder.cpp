@@ -10,10 +10,10 @@
 #include <set>
 
 #include "base/file.h"
-#include "base/foreign_file.h"
 #include "base/json_file.h"
 #include "base/thread_pool.h"
 #include "model/hf/files.h"
+#include "model/hf/tensor_files.h"
 
 namespace pare {
 
@@ -22,31 +22,12 @@ using nlohmann::json;
 
 namespace {
 
-constexpr const char* single_name = "model.safetensors";
-constexpr const char* index_name = "model.safetensors.index.json";
-
 // The first names of a list that may be long.
 std::string some(const std::vector<std::string>& names) {
   std::string s;
   for (size_t i = 0; i < names.size() && i < 4; i++) s += cat(i ? ", " : "", names[i]);
   if (names.size() > 4) s += cat(" and ", names.size() - 4, " more");
   return s;
-}
-
-// Tensor name to file name.
-std::map<std::string, std::string> read_index(const std::string& path) {
-  const json index = read_json_file(path);
-  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-    fail(path, ": expected an object with a \"weight_map\"");
-  std::map<std::string, std::string> map;
-  for (const auto& [tensor, file] : index["weight_map"].items()) {
-    const std::string name = file.is_string() ? file.get<std::string>() : "";
-    if (name.empty() || name == "." || name == ".." || name.find_first_of(std::string("/\\\0", 3)) != std::string::npos)
-      fail(path, ": tensor ", json(tensor).dump(), " is in ", file.dump(), ", expected the name of a file beside it");
-    map[tensor] = name;
-  }
-  if (map.empty()) fail(path, ": the \"weight_map\" is empty");
-  return map;
 }
 
 bool is_rotary_table(const std::string& name) { return name.ends_with(".rotary_emb.inv_freq"); }
@@ -87,43 +68,7 @@ void check_replaceable(const std::string& directory, bool overwrite) {
 
 }  // namespace
 
-std::vector<SafetensorsFile> open_weights(const std::string& directory) {
-  if (!fs::is_directory(directory)) fail(directory, ": no such directory; expected a Hugging Face model");
-  const std::string single = directory + "/" + single_name, index = directory + "/" + index_name;
-  std::vector<SafetensorsFile> files;
-  if (fs::exists(single)) {
-    files.emplace_back(single);
-    return files;
-  }
-  if (!fs::exists(index)) {
-    std::string shard;
-    for (const auto& entry : fs::directory_iterator(directory)) {
-      const std::string file = entry.path().string();
-      if (const std::string foreign = entry.is_regular_file() ? foreign_model_file(file) : ""; !foreign.empty())
-        fail(file, ": ", foreign);
-      if (file.ends_with(".safetensors")) shard = entry.path().filename().string();
-    }
-    fail(directory, ": neither ", single_name, " nor ", index_name, " is there",
-         shard.empty() ? "" : cat(", only ", shard, "; fetch the index too, or give a single file that name"));
-  }
-  const std::map<std::string, std::string> map = read_index(index);
-  std::map<std::string, size_t> opened;
-  for (const auto& [tensor, name] : map) {
-    if (opened.emplace(name, files.size()).second) files.emplace_back(directory + "/" + name);
-    if (!files[opened[name]].find(tensor))
-      fail(index, ": tensor ", json(tensor).dump(), " should be in ", name, ", but is not");
-  }
-  for (const SafetensorsFile& file : files) {
-    const std::string name = fs::path(file.path()).filename();
-    for (const SafetensorsTensor& t : file.tensors()) {
-      const auto entry = map.find(t.name);
-      if (entry == map.end()) fail(file.path(), ": tensor ", json(t.name).dump(), " is not in the index");
-      if (entry->second != name)
-        fail(file.path(), ": tensor ", json(t.name).dump(), " is also in ", entry->second, ", where the index puts it");
-    }
-  }
-  return files;
-}
+std::vector<SafetensorsFile> open_weights(const std::string& directory) { return open_tensors(directory, "model"); }
 
 std::vector<WeightSource> match_weights(const std::vector<SafetensorsFile>& files, const ModelConfig& config) {
   expect(!files.empty(), "weights of a model without files");
@@ -190,19 +135,19 @@ DType hf_dtype(const std::string& directory, const ModelConfig& config) {
   return first == "BF16" ? DType::bf16 : first == "F16" ? DType::f16 : DType::f32;
 }
 
-FileSums write_hf_files(const std::string& folder, const ModelConfig& config, const ParameterReader& weights,
-                        DType dtype) {
+std::vector<NamedTensor> hf_tensors(const ModelConfig& config, const ParameterReader& weights) {
   std::vector<NamedTensor> tensors;
   for (const Parameter& p : parameters(config))
-    tensors.push_back({p.name, p.shape, [&weights, i = tensors.size()](int64_t begin, int64_t count, float* out) {
+    tensors.push_back({p.name, p.shape, [weights, i = tensors.size()](int64_t begin, int64_t count, float* out) {
                          weights(i, begin, count, out);
                        }});
+  return tensors;
+}
+
+FileSums write_hf_config(const std::string& folder, const ModelConfig& config, DType dtype) {
   json object = to_json(config);
   object["torch_dtype"] = dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
-  FileSums sums;
-  sums["config.json"] = write_file(folder + "/config.json", object.dump(2) + "\n");
-  sums[single_name] = write_safetensors(cat(folder, "/", single_name), std::move(tensors), dtype);
-  return sums;
+  return {{"config.json", write_file(folder + "/config.json", object.dump(2) + "\n")}};
 }
 
 void save_folder(const std::string& directory, bool overwrite,
@@ -214,7 +159,10 @@ void save_folder(const std::string& directory, bool overwrite,
 void save_hf(const std::string& directory, const ModelConfig& config, const ParameterReader& weights, DType dtype,
              bool overwrite, const std::function<void(const std::string& folder)>& more) {
   save_folder(directory, overwrite, [&](const std::string& folder) {
-    write_hf_files(folder, config, weights, dtype);
+    write_hf_config(folder, config, dtype);
+    const std::vector<TensorFile> files = deal_tensors("model", hf_tensors(config, weights), dtype);
+    for (const TensorFile& file : files) write_safetensors(cat(folder, "/", file.name), file.tensors, dtype);
+    write_index(folder, "model", files, dtype);
     if (more) more(folder);
   });
 }

@@ -1,4 +1,4 @@
-// Hugging Face model folders: config.json and the weights in one safetensors file or in shards with an index.
+// Hugging Face model folders: config.json and the weights (tensor_files.h).
 #pragma once
 #include <functional>
 #include <string>
@@ -10,8 +10,7 @@
 
 namespace pare {
 
-// DIR/model.safetensors, or the shards of DIR/model.safetensors.index.json after checking the index against them: every
-// tensor is where the index says, nowhere else, and there is no other.
+// The weights of a model folder (open_tensors).
 std::vector<SafetensorsFile> open_weights(const std::string& directory);
 
 struct WeightSource {
@@ -30,9 +29,10 @@ DType hf_dtype(const std::string& directory, const ModelConfig& config);
 // throw, naming the tensor.
 ParameterReader hf_weights(const std::string& directory, const ModelConfig& config);
 
-// Writes config.json and model.safetensors (f32; bf16 or f16, rounded to nearest even) into a folder.
-FileSums write_hf_files(const std::string& folder, const ModelConfig& config, const ParameterReader& weights,
-                        DType dtype);
+// The weights of a model folder, to be written as "model" (deal_tensors).
+std::vector<NamedTensor> hf_tensors(const ModelConfig& config, const ParameterReader& weights);
+// Writes config.json, which names the type of the weights: f32, bf16 or f16.
+FileSums write_hf_config(const std::string& folder, const ModelConfig& config, DType dtype);
 
 // Writes a folder by `fill`; it appears whole or not at all.  Throws if `directory` exists, unless `overwrite` is set
 // and it is the folder of a model or an adapter (with its config, and no folders but of adapters).

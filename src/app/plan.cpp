@@ -127,6 +127,7 @@ void show_work(const Plan& plan) {
     if (plan.ranks == 1) continue;
     const Cost sum = plan.all_ranks.total(phase);
     row("  sent to others", "", "", "", cat(all.sent), "");
+    if (all.abroad > 0) row("  beyond the machine", "", "", "", cat(all.abroad), "");
     row(cat("  ", plan.ranks, " ranks"), "", cat(sum.flops), "", cat(sum.read + sum.written), "");
     row("", "", human(static_cast<double>(sum.flops)) + "FLOP", "", bytes(static_cast<size_t>(sum.read + sum.written)),
         "");

@@ -62,13 +62,13 @@ Json phases_json(const Ledger& ledger, bool timed) {
     Json lines;
     for (const auto& [op, line] : ops) {
       const Cost& c = line.cost;
-      lines[op] = {
-          {"calls", line.calls}, {"flops", c.flops}, {"read", c.read}, {"written", c.written}, {"sent", c.sent}};
+      lines[op] = {{"calls", line.calls},  {"flops", c.flops}, {"read", c.read},
+                   {"written", c.written}, {"sent", c.sent},   {"abroad", c.abroad}};
       if (timed) lines[op]["seconds"] = line.seconds;
     }
     const Cost all = ledger.total(phase);
-    phases[phase] = {
-        {"flops", all.flops}, {"read", all.read}, {"written", all.written}, {"sent", all.sent}, {"ops", lines}};
+    phases[phase] = {{"flops", all.flops}, {"read", all.read},     {"written", all.written},
+                     {"sent", all.sent},   {"abroad", all.abroad}, {"ops", lines}};
   }
   return phases;
 }

@@ -154,6 +154,14 @@ int64_t Comm::sum(int64_t own) {
   return sum;
 }
 
+const std::vector<int>& Comm::machines() {
+  if (!machines_.empty()) return machines_;
+  const std::vector<std::string> hosts = gather(host());
+  for (const std::string& host : hosts)
+    machines_.push_back(static_cast<int>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin()));
+  return machines_;
+}
+
 int64_t Comm::most(int64_t own) {
   const std::vector<int64_t> all = gather(own);
   return *std::max_element(all.begin(), all.end());

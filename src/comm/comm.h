@@ -73,6 +73,11 @@ class Comm {
   std::string broadcast(std::string_view bytes, int root = 0);  // that of the root, on all of them
   std::vector<int64_t> gather(int64_t own);                     // the same of one number
   int64_t sum(int64_t own), most(int64_t own);                  // over ranks
+  // [ranks]: the machine of each rank, as the lowest rank on it.  All ranks make the first call.
+  const std::vector<int>& machines();
+
+ private:
+  std::vector<int> machines_;
 };
 
 Comm& self();  // of one rank alone

@@ -24,9 +24,15 @@ void check_parts(const Contract& c, const Tensor& x, const std::vector<int64_t>&
     c.that(first[q] + count[q] <= x.size(), "elements [", first[q], ", ", first[q] + count[q], ") of ", x);
 }
 
-// Bytes of all parts but that of the rank.
-int64_t others(const std::vector<int64_t>& counts, const Comm& comm, DType type) {
-  return (sum(counts) - counts[static_cast<size_t>(comm.rank())]) * static_cast<int64_t>(dtype_size(type));
+// `cost` with the bytes of these elements that go to other ranks.
+Cost sending(Cost cost, const std::vector<int64_t>& counts, Comm& comm, DType type) {
+  const auto size = static_cast<int64_t>(dtype_size(type));
+  const auto own = static_cast<size_t>(comm.rank());
+  for (size_t q = 0; q < counts.size(); q++) {
+    if (q != own) cost.sent += counts[q] * size;
+    if (comm.machines()[q] != comm.machines()[own]) cost.abroad += counts[q] * size;
+  }
+  return cost;
 }
 
 Comm::Piece piece(const Tensor& t, int64_t first, int64_t count) {
@@ -68,7 +74,7 @@ void AllToAll::check(Contract& c) const {
 }
 Cost AllToAll::cost() const {
   const auto size = static_cast<int64_t>(dtype_size(x.dtype));
-  return {0, sum(sent) * size, sum(received) * size, others(sent, *comm, x.dtype)};
+  return sending({0, sum(sent) * size, sum(received) * size}, sent, *comm, x.dtype);
 }
 
 void AllGather::check(Contract& c) const {
@@ -76,8 +82,9 @@ void AllGather::check(Contract& c) const {
   c.tensor("y", y, y.dtype, {sum(counts)});
 }
 Cost AllGather::cost() const {
-  const int64_t own = counts[static_cast<size_t>(comm->rank())] * static_cast<int64_t>(dtype_size(y.dtype));
-  return {0, own, others(counts, *comm, y.dtype), own * (comm->ranks() - 1)};
+  const auto size = static_cast<int64_t>(dtype_size(y.dtype));
+  const int64_t own = counts[static_cast<size_t>(comm->rank())];
+  return sending({0, own * size, (sum(counts) - own) * size}, std::vector<int64_t>(counts.size(), own), *comm, y.dtype);
 }
 
 void ReduceScatter::check(Contract& c) const {
@@ -90,7 +97,7 @@ void ReduceScatter::check(Contract& c) const {
 Cost ReduceScatter::cost() const {
   const DType type = rounded ? DType::bf16 : x.dtype;
   const auto size = static_cast<int64_t>(dtype_size(x.dtype));
-  return {y.size() * (comm->ranks() - 1), sum(counts) * size, y.size() * size, others(counts, *comm, type)};
+  return sending({y.size() * (comm->ranks() - 1), sum(counts) * size, y.size() * size}, counts, *comm, type);
 }
 
 Pieces pieces_of(const AllToAll& a) { return {parts(a.x, a.first, a.sent), parts(a.y, a.received)}; }

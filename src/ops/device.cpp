@@ -57,7 +57,7 @@ bool Ledger::Line::operator==(const Line& o) const {
 }
 
 void Ledger::Line::scale(double factor) {
-  for (int64_t* x : {&calls, &cost.flops, &cost.read, &cost.written, &cost.sent})
+  for (int64_t* x : {&calls, &cost.flops, &cost.read, &cost.written, &cost.sent, &cost.abroad})
     *x = std::llround(static_cast<double>(*x) * factor);
   seconds *= factor;
 }

@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "model/hf/files.h"
 #include "model/hf/folder.h"
+#include "model/hf/tensor_files.h"
 #include "ops/data.h"
 #include "run/certificate.h"
 #include "run/prefix_cache_file.h"
@@ -27,7 +28,7 @@ namespace {
 
 constexpr int format_version = 3;  // 1: other hash of the initial weights; 2: no hashes of files
 constexpr const char* state_name = "state.json";
-constexpr const char* optimizer_name = "optimizer.safetensors";
+constexpr const char* optimizer_name = "optimizer";  // of tensor files
 // In the folder of a model whose sampler has adapters.  It may be moved: their base is "..".
 constexpr const char* adapter_folder = "/adapter";
 
@@ -65,7 +66,7 @@ ShardReader shard_reader(const Sets& sets, const std::vector<Learner*>& learners
   return {sets[0]->device.comm, std::move(arrays)};
 }
 
-// On rank 0, while the others answer: the parameters of set `i`.  A folder of weights that are not finite could not be
+// The parameters of set `i`, while all ranks read or answer.  A folder of weights that are not finite could not be
 // read back.
 ParameterReader parameters_of(const Sets& sets, size_t i, ShardReader& shards) {
   const Parameters& set = *sets[i];
@@ -83,7 +84,7 @@ ParameterReader parameters_of(const Sets& sets, size_t i, ShardReader& shards) {
   };
 }
 
-FileSum save_optimizer(const std::string& path, const Sets& sets, DType dtype, ShardReader& shards) {
+std::vector<NamedTensor> optimizer_tensors(const Sets& sets, ShardReader& shards) {
   std::vector<NamedTensor> tensors;
   for (size_t i = 0; i < sets.size(); i++)
     for (const Parameter& p : sets[i]->layout)
@@ -92,21 +93,72 @@ FileSum save_optimizer(const std::string& path, const Sets& sets, DType dtype, S
             {prefix + p.name, p.shape,
              [&, array = i * parts + (moment == Moment::m ? first_moment : second_moment), offset = p.offset](
                  int64_t begin, int64_t count, float* out) { shards.read(array, offset + begin, count, out); }});
-  return write_safetensors(path, std::move(tensors), dtype);
+  return tensors;
+}
+
+// Tensor files that are written together, each name in one type.
+struct TensorSet {
+  std::string name;
+  DType dtype;
+  std::vector<TensorFile> files;
+};
+
+// Writes the files into the folder that rank 0 names, each by one of the ranks of its machine, and their indexes by
+// rank 0, which gets the sums of all.  All ranks call it.  Throws on rank 0 if a rank could not write its files.
+FileSums write_together(const std::string& folder_of_first, const std::vector<TensorSet>& sets, Comm& comm,
+                        ShardReader& shards) {
+  const std::string folder = comm.broadcast(folder_of_first);
+  const std::vector<int>& machines = comm.machines();
+  const auto writers = std::count(machines.begin(), machines.end(), 0);
+  const auto turn = std::count(machines.begin(), machines.begin() + comm.rank(), 0);  // of this rank among them
+  Packed own;
+  std::vector<std::pair<std::string, FileSum>> written;
+  Exit code = Exit::ok;
+  std::string error;
+  int64_t at = 0;
+  try {
+    for (const TensorSet& set : sets)
+      for (const TensorFile& file : set.files)
+        if (machines[static_cast<size_t>(comm.rank())] == 0 && at++ % writers == turn)
+          written.emplace_back(file.name, write_safetensors(cat(folder, "/", file.name), file.tensors, set.dtype));
+  } catch (const Error& e) {
+    code = e.code, error = e.what();
+  }
+  shards.finish();
+  own.put(code), own.put_all(error), own.put(written.size());
+  for (const auto& [name, sum] : written) own.put_all(name), own.put(sum.bytes), own.put_all(sum.xxh128);
+  FileSums sums;
+  for (std::string& bytes : comm.gather(own.bytes())) {
+    Packed of_rank(std::move(bytes));
+    const auto exit = of_rank.take<Exit>();
+    const auto what = of_rank.take_all<std::string>();
+    if (comm.first() && exit != Exit::ok) throw Error(exit, what);
+    for (auto n = of_rank.take<size_t>(); n > 0; n--) {
+      const auto name = of_rank.take_all<std::string>();
+      sums[name].bytes = of_rank.take<uint64_t>(), sums[name].xxh128 = of_rank.take_all<std::string>();
+    }
+  }
+  if (comm.first())
+    for (const TensorSet& set : sets) sums.merge(write_index(folder, set.name, set.files, set.dtype));
+  return sums;
 }
 
 // `exact`: of the type that they had, so that no bit changes; else either.
-void load_optimizer(const std::string& path, Training& training, bool exact) {
-  const SafetensorsFile file(path);
+void load_optimizer(const std::string& folder, Training& training, bool exact) {
+  const std::vector<SafetensorsFile> files = open_tensors(folder, optimizer_name);
   const char* const dtype = training.learner().moments() == DType::bf16 ? "BF16" : "F32";
   for (Learner* learner : learners(training))
     for (const Parameter& p : learner->trained().layout)
       for (const auto& [moment, prefix] : moments) {
-        const SafetensorsTensor* t = file.find(prefix + p.name);
+        const std::string name = prefix + p.name;
+        const SafetensorsTensor* t = nullptr;
+        const auto file =
+            std::find_if(files.begin(), files.end(), [&](const SafetensorsFile& f) { return (t = f.find(name)); });
         if (!t || t->shape != p.shape || (exact && t->dtype != dtype))
-          fail(path, ": expected ", prefix, p.name, " as ", dtype, shape_string(p.shape));
+          fail(file == files.end() ? cat(folder, "/", optimizer_name, ".safetensors") : file->path(), ": expected ",
+               name, " as ", dtype, shape_string(p.shape));
         learner->set_moment(moment, p.offset, p.size,
-                            [&](int64_t begin, int64_t count, float* out) { file.read_f32(*t, out, begin, count); });
+                            [&](int64_t begin, int64_t count, float* out) { file->read_f32(*t, out, begin, count); });
       }
 }
 
@@ -205,6 +257,12 @@ DType saved_dtype(const Session& session) {
   return DType::f32;
 }
 
+TensorSet model_files(const Sets& sets, const Session& session, DType dtype, ShardReader& shards) {
+  return {"model", dtype,
+          deal_tensors("model", hf_tensors(session.model_config, parameters_of(sets, 0, shards)), dtype,
+                       session.config.trainer.max_file_bytes)};
+}
+
 // The template of the folder of the tokenizer is not the format of the run.
 bool has_other_template(const Session& session, const std::string& spec) {
   if (session.config.data.task == "ssa" || session.config.data.chat_template == "auto") return false;
@@ -289,8 +347,8 @@ bool is_saved_file(const std::string& path) {
   std::string name = path.starts_with(adapter) ? path.substr(adapter.size()) : path;
   if (name.ends_with(".tmp")) name.resize(name.size() - 4);  // of a write that was cut off
   if (name.starts_with(templates)) return name.ends_with(".jinja") && name.find('/', templates.size()) == name.npos;
-  for (const char* own : {optimizer_name, state_name, prefix_cache_name})
-    if (name == own) return true;
+  if (is_tensor_file(name, "model") || is_tensor_file(name, optimizer_name)) return true;
+  if (name == state_name || name == prefix_cache_name) return true;
   const auto files = folder_files();
   return std::any_of(files.begin(), files.end(),
                      [&](const FolderFile& f) { return f.saved != FolderFile::Saved::no && name == f.name; });
@@ -298,66 +356,77 @@ bool is_saved_file(const std::string& path) {
 
 void save_model(const std::string& path, const Session& session) {
   const Sets sets = trained_sets(session);
+  Comm& comm = session.device.comm;
   ShardReader shards = shard_reader(sets, {});
-  if (!session.device.comm.first()) return shards.answer();
   const DType dtype = saved_dtype(session);
+  std::vector<TensorSet> weights;
+  if (!session.frozen()) weights.push_back(model_files(sets, session, dtype, shards));
   const auto adapters = [&](const std::string& folder, const std::string& base, DType type) {
     write_adapter_files(folder, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
                         session.adapters->spec.alpha, base, type);
   };
   const auto fill = [&](const std::string& folder) {
+    write_together(folder, weights, comm, shards);
     if (session.frozen())
       adapters(folder, session.config.model.path, dtype);
     else
-      write_hf_files(folder, session.model_config, parameters_of(sets, 0, shards), dtype);
+      write_hf_config(folder, session.model_config, dtype);
     save_tokenizer(folder, session);
     if (!session.frozen()) save_model_files(folder, session);
     if (session.sparse)
       write_folder(folder + adapter_folder, [&](const std::string& inner) { adapters(inner, "..", DType::f32); });
   };
-  write_folder(path, fill, is_saved_file);
-  shards.done();
+  if (comm.first())
+    write_folder(path, fill, is_saved_file);
+  else
+    write_together("", weights, comm, shards);
+  shards.finish();
 }
 
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state) {
   const Sets sets = trained_sets(session);
+  Comm& comm = session.device.comm;
   ShardReader shards = shard_reader(sets, learners(training));
-  if (!session.device.comm.first()) return shards.answer();
-  write_folder(
-      path,
-      [&](const std::string& folder) {
-        // Adapters with alpha = rank are what lies on the device, bit by bit.
-        const auto adapters = [&](const std::string& inner, const std::string& base) {
-          return write_adapter_files(inner, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
-                                     static_cast<double>(session.adapters->spec.rank), base, DType::f32);
-        };
-        FileSums sums = session.frozen()
-                            ? adapters(folder, session.config.model.path)
-                            : write_hf_files(folder, session.model_config, parameters_of(sets, 0, shards), DType::f32);
-        if (session.sparse)
-          write_folder(folder + adapter_folder, [&](const std::string& inner) {
-            for (const auto& [name, sum] : adapters(inner, "..")) sums[cat(adapter_folder + 1, "/", name)] = sum;
-          });
-        sums.merge(save_tokenizer(folder, session));
-        if (!session.frozen()) sums.merge(save_model_files(folder, session));
-        sums[optimizer_name] =
-            save_optimizer(cat(folder, "/", optimizer_name), sets, training.learner().moments(), shards);
-        sums.merge(training.save_files(folder));
-        json files;
-        for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
-        RunState run = state;
-        run.weights = read_weights(session);
-        const json j = {{"format", format_version},
-                        {"arithmetic", kArithmetic},
-                        {"run", to_json(run)},
-                        {"rows", session.train->size()},
-                        {"config", to_toml(session.config)},
-                        {"initial_weights", hex16(session.initial_weights)},
-                        {"files", files}};
-        write_file(cat(folder, "/", state_name), sealed(j.dump(2).substr(2) + "\n"));
-      },
-      is_saved_file);
-  shards.done();
+  std::vector<TensorSet> tensors;
+  if (!session.frozen()) tensors.push_back(model_files(sets, session, DType::f32, shards));
+  const DType type = training.learner().moments();
+  tensors.push_back(
+      {optimizer_name, type,
+       deal_tensors(optimizer_name, optimizer_tensors(sets, shards), type, session.config.trainer.max_file_bytes)});
+  const auto fill = [&](const std::string& folder) {
+    FileSums sums = write_together(folder, tensors, comm, shards);
+    // Adapters with alpha = rank are the bits on the device.
+    const auto adapters = [&](const std::string& inner, const std::string& base) {
+      return write_adapter_files(inner, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
+                                 static_cast<double>(session.adapters->spec.rank), base, DType::f32);
+    };
+    sums.merge(session.frozen() ? adapters(folder, session.config.model.path)
+                                : write_hf_config(folder, session.model_config, DType::f32));
+    if (session.sparse)
+      write_folder(folder + adapter_folder, [&](const std::string& inner) {
+        for (const auto& [name, sum] : adapters(inner, "..")) sums[cat(adapter_folder + 1, "/", name)] = sum;
+      });
+    sums.merge(save_tokenizer(folder, session));
+    if (!session.frozen()) sums.merge(save_model_files(folder, session));
+    sums.merge(training.save_files(folder));
+    json files;
+    for (const auto& [name, sum] : sums) files[name] = {{"bytes", sum.bytes}, {"xxh128", sum.xxh128}};
+    RunState run = state;
+    run.weights = read_weights(session);
+    const json j = {{"format", format_version},
+                    {"arithmetic", kArithmetic},
+                    {"run", to_json(run)},
+                    {"rows", session.train->size()},
+                    {"config", to_toml(session.config)},
+                    {"initial_weights", hex16(session.initial_weights)},
+                    {"files", files}};
+    write_file(cat(folder, "/", state_name), sealed(j.dump(2).substr(2) + "\n"));
+  };
+  if (comm.first())
+    write_folder(path, fill, is_saved_file);
+  else
+    write_together("", tensors, comm, shards);
+  shards.finish();
 }
 
 std::string checkpoint_damage(const std::string& path) {
@@ -488,7 +557,7 @@ RunState load_checkpoint(const std::string& path, Session& session, Training& tr
 RunState restore_checkpoint(const std::string& path, Session& session, Training& training) {
   RunState run = read_state(path).run;
   load_parameters(path, session);
-  load_optimizer(path + "/" + optimizer_name, training, true);
+  load_optimizer(path, training, true);
   training.load_files(path);
   training.resume(run.training);
   return run;
@@ -562,7 +631,7 @@ TrainingState start_from(const std::string& path, Session& session, Training& tr
   const StateFile s = read_state(path);
   check_base(path, s, session);
   load_parameters(path, session);
-  load_optimizer(path + "/" + optimizer_name, training, false);
+  load_optimizer(path, training, false);
   const TrainingState& before = s.run.training;
   TrainingState state{.step = 0,
                       .updates = before.updates,

@@ -9,6 +9,7 @@
 
 #include "base/toml.h"
 #include "kv/spec.h"
+#include "model/hf/tensor_files.h"
 #include "model/model.h"
 #include "rl/actor_keys.h"
 #include "rl/algorithm_keys.h"
@@ -112,6 +113,7 @@ struct TrainerKeys {
   int64_t save_freq = 50, max_actor_ckpt_to_keep = 2;
   bool save_model = true;
   SaveType save_dtype = SaveType::automatic;
+  int64_t max_file_bytes = kFileBytes;
   int64_t samples_freq = 10, samples_per_step = 0;
   bool operator==(const TrainerKeys&) const = default;
 };

@@ -41,6 +41,7 @@ const std::vector<std::string>& free_keys() {
                                                 "trainer.max_actor_ckpt_to_keep",
                                                 "trainer.save_model",
                                                 "trainer.save_dtype",
+                                                "trainer.max_file_bytes",
                                                 "trainer.samples_freq",
                                                 "trainer.samples_per_step"};
   return free;

@@ -187,6 +187,10 @@ Groups trainer_keys() {
             "type of the weights in model/, rounded to nearest; auto: that of model.path, f32 if its files have "
             "several or the weights were random. Checkpoints always hold f32",
             "pare"),
+        KEY(trainer.max_file_bytes, at_least(1), "bytes",
+            "most tensor bytes of a file of weights or moments, unless one tensor alone has more; several files have "
+            "an index. The ranks of a machine write them at the same time",
+            "transformers: max_shard_size"),
         KEY(trainer.samples_freq, at_least(0), "steps", "interval at which responses are written and shown; 0: never",
             "pare")}},
       {{is_not("learner.slots", "1")},

@@ -65,10 +65,9 @@ static double math_seconds(const Machine& m, const Cost& c, DType act) {
 static double memory_seconds(const Machine& m, const Cost& c) {
   return static_cast<double>(c.read + c.written) / m.figure("bandwidth");
 }
-static double sent_seconds(const Machine& m, const Cost& c, double abroad) {
-  const auto sent = static_cast<double>(c.sent);
-  return std::max(sent > 0 && abroad < 1 ? (1 - abroad) * sent / m.figure("link") : 0,
-                  sent > 0 && abroad > 0 ? abroad * sent / m.figure("network") : 0);
+static double sent_seconds(const Machine& m, const Cost& c) {
+  const auto near = static_cast<double>(c.sent - c.abroad), far = static_cast<double>(c.abroad);
+  return std::max(near > 0 ? near / m.figure("link") : 0, far > 0 ? far / m.figure("network") : 0);
 }
 
 int Machine::multiprocessors() const {
@@ -76,11 +75,11 @@ int Machine::multiprocessors() const {
   return it == figures.end() ? 1 : static_cast<int>(it->second.value);
 }
 
-double Machine::seconds(const std::string& op, const Cost& c, DType act, const Stretch& stretch, double abroad) const {
+double Machine::seconds(const std::string& op, const Cost& c, DType act, const Stretch& stretch) const {
   const auto it = figures.find("share." + op);
   const double share = it == figures.end() ? figure("share.other") : it->second.value;
   return figure("launch") + std::max({stretch.flops * math_seconds(*this, c, act),
-                                      stretch.bytes * memory_seconds(*this, c), sent_seconds(*this, c, abroad)}) /
+                                      stretch.bytes * memory_seconds(*this, c), sent_seconds(*this, c)}) /
                                 share;
 }
 

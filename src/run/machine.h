@@ -31,10 +31,9 @@ struct Machine {
   int multiprocessors() const;  // 1: of a device whose kernels divide all work evenly
   // Bytes that a run can have.
   size_t memory() const { return static_cast<size_t>(figure("memory") - figure("reserve")); }
-  // Returns launch + max(stretch FLOP / FLOP/s, stretch bytes / bandwidth, sent / link, sent / network) / share for a
-  // call of `op`.  `abroad`: the part of `sent` that leaves the node.
-  double seconds(const std::string& op, const Cost& cost, DType act, const Stretch& stretch = {},
-                 double abroad = 0) const;
+  // Returns launch + max(stretch FLOP / FLOP/s, stretch bytes / bandwidth, bytes sent within the machine / link, bytes
+  // sent beyond / network) / share for a call of `op`.
+  double seconds(const std::string& op, const Cost& cost, DType act, const Stretch& stretch = {}) const;
   // Is the time of the call that of its bytes?
   bool bound_by_memory(const Cost& cost, DType act) const;
   // Returns the share of each of `n` processes that compute on it at the same time.

@@ -15,16 +15,15 @@ static void set_machine(Session& session, const Machine* machine) {
   if (!machine) return;
   const Comm& comm = session.device.comm;
   const TrainerKeys& t = session.config.trainer;
-  const double others = comm.ranks() - 1.0, nodes = static_cast<double>(comm.ranks()) / comm.node_ranks();
-  const double abroad = others > 0 ? 1 - (comm.node_ranks() - 1) / others : 0;
-  // NCCL sends weights around a ring, in which each part enters a node once; the host sends it to every rank.
-  const bool ring = nodes > 1 && t.device == DeviceKind::cuda && t.comm != DeviceComm::host;
-  const double of_weights = ring ? std::min(1.0, nodes / others) : abroad;
-  session.device.estimate = [=, act = act_type(session.config)](const char* op, const Cost& cost,
+  // NCCL sends weights around a ring, in which each part enters a machine once; the host sends it to every rank.
+  const bool ring = t.device == DeviceKind::cuda && t.comm != DeviceComm::host;
+  const int64_t others = comm.ranks() - 1, machines = comm.ranks() / comm.node_ranks();
+  session.device.estimate = [=, act = act_type(session.config)](const char* op, Cost cost,
                                                                 const std::function<Stretch(int)>& stretch) {
     const int n = machine->multiprocessors();
-    return machine->seconds(op, cost, act, n > 1 ? stretch(n) : Stretch{},
-                            std::string_view(op) == "all_gather" ? of_weights : abroad);
+    if (ring && cost.abroad > 0 && std::string_view(op) == "all_gather")
+      cost.abroad = std::min(cost.sent, cost.sent / others * machines);
+    return machine->seconds(op, cost, act, n > 1 ? stretch(n) : Stretch{});
   };
 }
 
