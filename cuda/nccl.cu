@@ -106,10 +106,10 @@ int64_t free_memory() {
 }
 
 // Calls f() every 50 ms in a thread of its own, as long as it lives.
-class Beside {
+class Repeated {
  public:
   template <class F>
-  explicit Beside(F f) {
+  explicit Repeated(F f) {
     thread_ = std::jthread([f](const std::stop_token& stop) {
       std::mutex mutex;
       std::condition_variable_any wake;
@@ -128,7 +128,7 @@ class ByNccl final : public Comm::Link {
     const char* const before = comm.doing.exchange("connecting by NCCL");
     const int64_t free_before = free_memory();
     const double limit = 2 * silence_limit();
-    const Beside limited([this, limit, start = WatchClock::now()] {
+    const Repeated limited([this, limit, start = WatchClock::now()] {
       if (seconds_since(start) > limit)
         end_job(cat(name(), " has not connected the ranks for ", static_cast<int>(limit),
                     " s; NCCL_DEBUG=INFO in the environment says how far it is, NCCL_SOCKET_IFNAME chooses another "
@@ -291,7 +291,7 @@ class ByNccl final : public Comm::Link {
   int64_t memory_ = 0;
   std::mutex speaks_;    // held by whoever tells of an error
   bool broken_ = false;  // the host does
-  std::optional<Beside> watcher_;
+  std::optional<Repeated> watcher_;
 };
 
 }  // namespace

@@ -49,21 +49,21 @@ struct Step {
 constexpr int kTile = kThreads / kPanel * 4;  // inputs of a panel that a block updates
 
 template <class T>
-struct alignas(4 * sizeof(T)) Four {
+struct alignas(4 * sizeof(T)) Vec4 {
   T v[4];
 };
 template <class T>
-__device__ __forceinline__ Four<T> load_four(const T* from, int count, bool vector) {
-  if (vector && count == 4) return *reinterpret_cast<const Four<T>*>(from);
-  Four<T> x{};
+__device__ __forceinline__ Vec4<T> load_four(const T* from, int count, bool vector) {
+  if (vector && count == 4) return *reinterpret_cast<const Vec4<T>*>(from);
+  Vec4<T> x{};
   for (int j = 0; j < 4; j++)
     if (j < count) x.v[j] = from[j];
   return x;
 }
 template <class T>
-__device__ __forceinline__ void store_four(T* to, const Four<T>& x, int count, bool vector) {
+__device__ __forceinline__ void store_four(T* to, const Vec4<T>& x, int count, bool vector) {
   if (vector && count == 4) {
-    *reinterpret_cast<Four<T>*>(to) = x;
+    *reinterpret_cast<Vec4<T>*>(to) = x;
     return;
   }
   for (int j = 0; j < 4; j++)
@@ -93,10 +93,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t at = o * s.inputs + i;
   const auto place = [&](int j) { return place_of_weight<T>(o, i + j, s.inputs); };
   const float scale = s.max_norm > 0 && *norm > s.max_norm ? s.max_norm / *norm : 1.f;
-  const Four<float> g4 = load_four(grad + at, count, s.vector);
-  Four<M> m4 = load_four(m + at, count, s.vector), v4 = load_four(v + at, count, s.vector);
-  Four<float> now{};
-  Four<T> p4{};
+  const Vec4<float> g4 = load_four(grad + at, count, s.vector);
+  Vec4<M> m4 = load_four(m + at, count, s.vector), v4 = load_four(v + at, count, s.vector);
+  Vec4<float> now{};
+  Vec4<T> p4{};
   if (master) {
     now = load_four(master + at, count, s.vector);
   } else {

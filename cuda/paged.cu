@@ -51,14 +51,14 @@ __device__ __forceinline__ int left_out(const Args<T>& a, const PagedRow& e) {
 // A tile of kRows query rows of an entry, in the order (own row, head of the group), and the slots that they read.
 // blockIdx.y is the key head.
 template <class T, int kRows>
-struct Reads {
+struct QueryTile {
   const Args<T>& a;
   const TileOf<PagedRow> t;
   const int kv;
   int rows = 0, slots = 0;
   const int32_t* list = nullptr;  // entries of one row may have one; in f32 its slots are all that there is
 
-  __device__ __forceinline__ Reads(const Args<T>& args, const TileOf<PagedRow>& tile)
+  __device__ __forceinline__ QueryTile(const Args<T>& args, const TileOf<PagedRow>& tile)
       : a(args), t(tile), kv(static_cast<int>(blockIdx.y)) {
     if (t.rows == 0) return;
     rows = min(kRows, t.rows * a.group - t.first);
@@ -93,8 +93,8 @@ struct Reads {
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) attend32(const Args<float> a) {
   // blockIdx.x is the tile.
-  const Reads<float, kRows32> e(a,
-                                find_tile<kRows32, PagedRow>(a.pages.queries, a.pages.n_queries, blockIdx.x, a.group));
+  const QueryTile<float, kRows32> e(
+      a, find_tile<kRows32, PagedRow>(a.pages.queries, a.pages.n_queries, blockIdx.x, a.group));
   if (e.rows == 0) return;
   const int head_dim = a.pages.head_dim;
   const Shared32 s = shared32(head_dim);
@@ -150,23 +150,23 @@ constexpr size_t kBytes16 = std::max(Tiles16<kD, false>::kBytes, Tiles16<kD, tru
 
 // Four slots that begin at a multiple of four always lie together.  Where those of a lane do, of a tile, and how many
 // of them count.
-struct Four {
+struct FourSlots {
   int page, slot, valid;  // page: of the cache; slot: of the first, in the sequence
 };
-__device__ __forceinline__ Four four_at(const Reads<bf16, kRows16>& e, int slot, int valid) {
+__device__ __forceinline__ FourSlots four_at(const QueryTile<bf16, kRows16>& e, int slot, int valid) {
   return {valid > 0 ? e.a.pages.table[e.t.table_row * e.a.pages.table_stride + slot / kPageSlots] : 0, slot, valid};
 }
 // A lane's four of the block from `begin` on, or of a tile of listed slots.
-__device__ __forceinline__ Four four_of(const Reads<bf16, kRows16>& e, int begin) {
+__device__ __forceinline__ FourSlots four_of(const QueryTile<bf16, kRows16>& e, int begin) {
   const int slot = begin + static_cast<int>(threadIdx.x) % 32 * 4;
   return four_at(e, slot, max(0, min(4, e.slots - slot)));
 }
-__device__ __forceinline__ Four four_of(const Reads<bf16, kRows16>& e, const ListedTile& tile) {
+__device__ __forceinline__ FourSlots four_of(const QueryTile<bf16, kRows16>& e, const ListedTile& tile) {
   const int i = static_cast<int>(threadIdx.x) % 32 * 4;
-  return i < kSlots ? four_at(e, tile.slot(i), __popc(static_cast<unsigned>(tile.listed >> i & 15))) : Four{};
+  return i < kSlots ? four_at(e, tile.slot(i), __popc(static_cast<unsigned>(tile.listed >> i & 15))) : FourSlots{};
 }
 
-// Fills tiles with the slots of the tile of which each lane has a Four; zeros where they do not count and beyond D. Few
+// Fills tiles with the slots of the tile, of which each lane knows four; zeros where they do not count and beyond D.  Few
 // instructions a copy: with few sequences, a block of slots waits for them.
 template <int kD>
 class Loader {
@@ -176,15 +176,15 @@ class Loader {
     int64_t k[kFours], v[kFours];
     int valid[kFours];
   };
-  const Reads<bf16, kRows16>& e_;
+  const QueryTile<bf16, kRows16>& e_;
   Notes& notes_;
 
  public:
   using Memory = Notes[kWarps];
-  __device__ Loader(const Reads<bf16, kRows16>& e, Memory& m) : e_(e), notes_(m[threadIdx.x / 32]) {}
+  __device__ Loader(const QueryTile<bf16, kRows16>& e, Memory& m) : e_(e), notes_(m[threadIdx.x / 32]) {}
 
   // Notes the tile that keys() and values() load.
-  __device__ __forceinline__ void note(const Four& four) {
+  __device__ __forceinline__ void note(const FourSlots& four) {
     const int head_dim = e_.a.pages.head_dim, lane = threadIdx.x % 32;
     __syncwarp();  // the last tile's are done with
     const int64_t head = (int64_t{four.page} * e_.a.pages.kv_heads + e_.kv) * head_dim * kPageSlots;
@@ -248,7 +248,7 @@ class Loader {
 template <int kD>
 class Masses {
   using Shared = typename SharedRows16<kD>::Memory;
-  const Reads<bf16, kRows16>& e_;
+  const QueryTile<bf16, kRows16>& e_;
   const int group_, first_;
 
   __device__ __forceinline__ int64_t head(int slot) const {
@@ -265,7 +265,7 @@ class Masses {
   }
 
  public:
-  __device__ __forceinline__ explicit Masses(const Reads<bf16, kRows16>& e)
+  __device__ __forceinline__ explicit Masses(const QueryTile<bf16, kRows16>& e)
       : e_(e), group_(e.a.group), first_(e.a.first[e.t.entry]) {}
 
   // Keeps the weights of the block that begins at slot `begin`, and what they are relative to.
@@ -318,7 +318,7 @@ __device__ __forceinline__ int cuts_of(int slots) { return ceil_div(slots, kCut1
 
 // Merges the cuts of a row alone, a warp a row, and leaves its maximum and 1 / its sum in shared.top.
 template <int kD>
-__device__ void merge_cuts(const Reads<bf16, kRows16>& e, int cuts, typename SharedRows16<kD>::Memory& shared) {
+__device__ void merge_cuts(const QueryTile<bf16, kRows16>& e, int cuts, typename SharedRows16<kD>::Memory& shared) {
   const int head_dim = e.a.pages.head_dim, lane = threadIdx.x % 32;
   const int64_t step = int64_t{e.a.heads} * (head_dim + 2);  // between cuts
   for (int row = threadIdx.x / 32; row < e.rows; row += kWarps) {
@@ -357,7 +357,7 @@ __device__ void merge_cuts(const Reads<bf16, kRows16>& e, int cuts, typename Sha
 
 // One cut of a row alone, or its list.
 template <int kD, bool kMass>
-__device__ __forceinline__ void decode(Reads<bf16, kRows16> e, int cut, typename Loader<kD>::Memory& notes) {
+__device__ __forceinline__ void decode(QueryTile<bf16, kRows16> e, int cut, typename Loader<kD>::Memory& notes) {
   const Args<bf16>& a = e.a;
   const int head_dim = a.pages.head_dim;
   const Tiles16<kD, true> s;
@@ -370,7 +370,7 @@ __device__ __forceinline__ void decode(Reads<bf16, kRows16> e, int cut, typename
     const auto k = s.template k<kSlots>();
     ListedTiles tiles{e.list, a.budget[e.t.table_row], a.block, e.t.slots};
     Listed of_values, of_keys, next;
-    Four four;
+    FourSlots four;
     bool left = true;
     const auto take = [&] {
       left = tiles.left();
@@ -396,7 +396,7 @@ __device__ __forceinline__ void decode(Reads<bf16, kRows16> e, int cut, typename
     const auto k = s.template k<kBlock16>();
     e.slots = min(e.slots, (cut + 1) * kCut16);
     const auto begin = [&](int i) { return cut * kCut16 + i * kBlock16; };
-    Four four = four_of(e, begin(0));
+    FourSlots four = four_of(e, begin(0));
     for_tiles([&](int i) { return begin(i) < e.slots; },
               [&](int i) {
                 loader.note(four);
@@ -453,7 +453,7 @@ __global__ void __launch_bounds__(kThreads, kD == 64 ? 2 : 1) attend16(const Arg
     return is_alone(a, e) ? 0 : ceil_div(e.rows * a.group, kRows16);
   });
   if (p.owner == n) return;
-  const Reads<bf16, kRows16> e(a, {entry_at<PagedRow>(a.pages.queries, p.owner), p.index * kRows16, p.owner});
+  const QueryTile<bf16, kRows16> e(a, {entry_at<PagedRow>(a.pages.queries, p.owner), p.index * kRows16, p.owner});
   constexpr int kV = kValues16<kD>;
   const int head_dim = a.pages.head_dim, first = threadIdx.x / 32 * 16, channel = blockIdx.z * kV;
   const Tiles16<kD, false> s;
@@ -465,7 +465,7 @@ __global__ void __launch_bounds__(kThreads, kD == 64 ? 2 : 1) attend16(const Arg
   load_tile<kRows16>(s.q(), a.q, e.rows, head_dim, a.vector, [&](int row) { return e.query(row); });
   typename Rows16<kD, kV>::Total total;
   Rows16<kD, kV> r(total);
-  Four four = four_of(e, 0);
+  FourSlots four = four_of(e, 0);
   for_tiles([&](int i) { return begin(i) < e.slots; },
             [&](int i) {
               loader.note(four);

@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kColumns* kStrands)
 
 // ---- into the cache
 
-struct Beside {  // absent: null
+struct Positions {  // absent: null
   int32_t* pos_pages;
   const int32_t* pos;
 };
@@ -269,7 +269,7 @@ struct Rotate {
 // blockIdx.x is a row.  A group of lanes has a head; the group of a key head also writes the value head.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads)
-    write_rows(Pages<T> pages, Rotate<T> x, Heads<const T> values, Beside beside) {
+    write_rows(Pages<T> pages, Rotate<T> x, Heads<const T> values, Positions positions) {
   const Shape& s = x.s;
   const int row = static_cast<int>(blockIdx.x), own = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) / s.lanes;
   const PagedRow entry = entry_of_row(pages.queries, pages.n_queries, row);
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const Pairs<T> v = load_pairs<kVector>(values.at(row, h, s.half), s.half, p.i);
   store_pairs<kVector>(pages.v_at(head, slot, 0), v, s.half, p.i);
-  if (p.i == 0 && beside.pos_pages) beside.pos_pages[head * kPageSlots + slot % kPageSlots] = beside.pos[row];
+  if (p.i == 0 && positions.pos_pages) positions.pos_pages[head * kPageSlots + slot % kPageSlots] = positions.pos[row];
 }
 
 // ---- host
@@ -382,7 +382,8 @@ void kv_write(const KvWrite& a, Stream stream) {
     const auto pages = pages_of<T>(op, a.k_pages, a.v_pages, a.page_table, a.queries);
     const int64_t rows = a.k.shape[0];
     if (rows == 0) return;
-    const Beside beside{a.pos_pages ? a.pos_pages.as<int32_t>() : nullptr, a.pos_pages ? a.pos.as<int32_t>() : nullptr};
+    const Positions positions{a.pos_pages ? a.pos_pages.as<int32_t>() : nullptr,
+                              a.pos_pages ? a.pos.as<int32_t>() : nullptr};
     const auto& [rope, norm] = a.rotation;
     const Tensor& to = a.rotation ? a.rotation.result() : a.k;
     const Tensor& from = norm.y ? norm.x : to;
@@ -400,7 +401,7 @@ void kv_write(const KvWrite& a, Stream stream) {
                         (!norm.y || (aligned16(norm.q_norm, {}) && aligned16(norm.k_norm, {})));
     launch(op, vector ? write_rows<T, true> : write_rows<T, false>,
            {.grid = dim3(blocks(op, rows, 1), blocks(op, int64_t{x.s.heads} * x.s.lanes, kThreads)), .block = kThreads},
-           stream, pages, x, values, beside);
+           stream, pages, x, values, positions);
   });
 }
 

@@ -171,7 +171,7 @@ void for_micro_batches(const Model& model, const std::vector<Group>& groups, con
 // What the loss rows of the largest batches name.
 std::vector<Group> one_token() { return {{{0}, {{.tokens = {0}, .sampler_row = 0}}}}; }
 
-// Those groups of an update that one slot or rank computes, as a list of their own.
+// Those groups of an update that one shard or rank computes, as a list of their own.
 struct Part {
   std::vector<Group> groups;
   TokenTerms terms;
@@ -254,13 +254,13 @@ std::vector<int> of_members(const std::vector<Group>& groups, T of_group) {
   return all;
 }
 
-// Several machines, each with ranks that follow one another and whose slots in a round are whole blocks.
+// Several machines, each with ranks that follow one another and whose shards in a round are whole blocks.
 bool machines_have_blocks(Comm& comm) {
   const std::vector<int>& machines = comm.machines();
   const int n = comm.node_ranks();
   for (int r = 0; r < comm.ranks(); r++)
     if (machines[static_cast<size_t>(r)] != r / n * n) return false;
-  return n < comm.ranks() && comm.ranks() % n == 0 && n % kSlotBlock == 0;
+  return n < comm.ranks() && comm.ranks() % n == 0 && n % kShardBlock == 0;
 }
 
 DType moments_type(const Model& model, const LearnerOptions& options) {
@@ -281,15 +281,15 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
       own_head_(model.config.tied && !model.adapters),
       head_(own_head_ ? gradients.alloc("head gradient", model.stat, {model.config.vocab, model.config.hidden})
                       : views_.head),
-      sum_(options.slots > 1 ? gradients.alloc("sum of slots", model.stat, {trained_.own()}) : Tensor{}),
-      block_(options.slots > kSlotBlock && options.reduce == Reduce::ordered && !by_machine_
-                 ? gradients.alloc("sum of eight slots", model.stat, {trained_.own()})
+      sum_(options.shards > 1 ? gradients.alloc("sum of shards", model.stat, {trained_.own()}) : Tensor{}),
+      block_(options.shards > kShardBlock && options.reduce == Reduce::ordered && !by_machine_
+                 ? gradients.alloc("sum of eight shards", model.stat, {trained_.own()})
                  : Tensor{}),
       m_(optimizer.alloc("adam m", moments_type(model, options), {trained_.own()})),
       v_(optimizer.alloc("adam v", moments_type(model, options), {trained_.own()})),
       norm_(optimizer.alloc("gradient norm", model.stat, {1})),
       own_(blocks_between(trained_.blocks, trained_.own_begin(), trained_.own_end())) {
-  expect(options.slots % model.device.comm.ranks() == 0, options.slots, " slots for ", model.device.comm.ranks(),
+  expect(options.shards % model.device.comm.ranks() == 0, options.shards, " shards for ", model.device.comm.ranks(),
          " ranks");
   model.device.zero({m_});
   model.device.zero({v_});
@@ -298,16 +298,16 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
 TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
                               const LossPolicies& others, const BatchProgress& progress) {
   begin_update();
-  if (options_.slots == 1) return accumulate(groups, terms, nullptr, spec, others, progress);
+  if (options_.shards == 1) return accumulate(groups, terms, nullptr, spec, others, progress);
   Comm& comm = model_.device.comm;
   const auto ranks = static_cast<int64_t>(comm.ranks());
-  const std::vector<int> slot_of = slots_of(groups);
+  const std::vector<int> shard_of = shards_of(groups);
   TokenOuts out{.offsets = loss_row_offsets(groups)};
   size_t done = 0, all = 0;
   std::vector<Part> parts;
-  for (int64_t round = 0; round < options_.slots / ranks; round++) {
+  for (int64_t round = 0; round < options_.shards / ranks; round++) {
     parts.push_back(
-        part_of(groups, &terms, out.offsets, [&](size_t g) { return slot_of[g] == round * ranks + comm.rank(); }));
+        part_of(groups, &terms, out.offsets, [&](size_t g) { return shard_of[g] == round * ranks + comm.rank(); }));
     all += plan_micro_batches(parts.back().groups, options_.max_rows).size();
   }
   for (int64_t round = 0; round < std::ssize(parts); round++) {
@@ -319,23 +319,23 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
     });
     done += last;
     put(out, own, part);
-    if (options_.reduce == Reduce::ordered) add_slots(round);
+    if (options_.reduce == Reduce::ordered) add_shards(round);
   }
   if (options_.reduce != Reduce::ordered) add_ranks();
   for (auto column : {&TokenOuts::logprob, &TokenOuts::entropy, &TokenOuts::loss, &TokenOuts::kl})
-    (out.*column).resize(static_cast<size_t>(out.offsets.back()));  // also where all slots of the rank are empty
+    (out.*column).resize(static_cast<size_t>(out.offsets.back()));  // also where all shards of the rank are empty
   out.clipped.resize(static_cast<size_t>(out.offsets.back()));
   if (options_.hashes) out.hash.resize(out.clipped.size());
-  gather(comm, out, of_members(groups, [&](size_t g) { return static_cast<int>(slot_of[g] % ranks); }));
+  gather(comm, out, of_members(groups, [&](size_t g) { return static_cast<int>(shard_of[g] % ranks); }));
   return out;
 }
 
-std::vector<int> Learner::slots_of(const std::vector<Group>& groups) const {
+std::vector<int> Learner::shards_of(const std::vector<Group>& groups) const {
   std::vector<int64_t> flops;
-  std::vector<int> slots;
+  std::vector<int> shards;
   for (const Group& g : groups)
-    flops.push_back(group_flops(model_.config, g, 0)), slots.push_back(static_cast<int>(g.slot));
-  return options_.balance ? deal(flops, options_.slots) : slots;
+    flops.push_back(group_flops(model_.config, g, 0)), shards.push_back(static_cast<int>(g.shard));
+  return options_.balance ? deal(flops, options_.shards) : shards;
 }
 
 std::vector<int64_t> Learner::flops_of(const std::vector<Group>& groups) const {
@@ -481,7 +481,7 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
                             const LearnerOptions& options, const SamplerStates* states) {
   Comm& comm = model.device.comm;
   if (comm.ranks() == 1) return logprobs(model, arena, groups, nullptr, temperature, options, states);
-  const auto rank_of = [&](size_t g) { return static_cast<int>(groups[g].slot % comm.ranks()); };
+  const auto rank_of = [&](size_t g) { return static_cast<int>(groups[g].shard % comm.ranks()); };
   TokenOuts out{.offsets = loss_row_offsets(groups)};
   const Part part = part_of(groups, nullptr, out.offsets, [&](size_t g) { return rank_of(g) == comm.rank(); });
   TokenOuts own = logprobs(model, arena, part.groups, nullptr, temperature, options, states);

@@ -41,7 +41,7 @@ struct LossPolicies {
   Tensor sampler = {};               // SamplerStates::hidden, of score centring, else absent
 };
 
-// Sum of the gradients of slots.  ordered: in the order of list.h.  Otherwise each rank adds its own and the library
+// Sum of the gradients of shards.  ordered: in the order of list.h.  Otherwise each rank adds its own and the library
 // adds the ranks in its own order, in f32 or rounded to bf16.
 enum class Reduce { ordered, reduce_scatter, reduce_scatter_bf16 };
 
@@ -52,8 +52,8 @@ struct LearnerOptions {
   int64_t recompute = 0;                  // first blocks that keep their input only, and are computed twice
   std::optional<BlockReads> blocks = {};  // what rows behind a prefix read; none: everything
   bool dense_reference = false;           // the reference model reads everything, whatever `blocks` says
-  int64_t slots = 1;                      // of an update (list.h); a multiple of the ranks
-  bool balance = true;                    // slots of equal FLOPs; or a group is of the slot that it was sampled in
+  int64_t shards = 1;                     // of an update (list.h); a multiple of the ranks
+  bool balance = true;                    // shards of equal FLOPs; or a group is of the shard that it was sampled in
   Reduce reduce = Reduce::ordered;
   Truncation truncation = {};  // of the sampler: the policy is its distribution over what is kept
   // Most ids of a token in Member::kept_ids; 0: none, as the logits are the sampler's and Truncate finds them.
@@ -74,8 +74,8 @@ enum class Moment { m, v };  // of AdamW
 using BatchProgress = std::function<void(size_t done, size_t all)>;  // micro-batches
 
 // Sums over loss rows of weighted losses (TokenTerms).  Trains the adapters of its model if it has them, else the
-// model.  The gradient of a slot is one chain per parameter over its groups in order, so any split into micro-batches
-// gives the same bits on a table that keeps the order of list.h.  Ranks share the slots, slot s being that of rank s
+// model.  The gradient of a shard is one chain per parameter over its groups in order, so any split into micro-batches
+// gives the same bits on a table that keeps the order of list.h.  Ranks share the shards, shard s being that of rank s
 // mod ranks, and all of them get what the loss rows gave.
 class Learner {
  public:
@@ -84,16 +84,16 @@ class Learner {
   // is not used from the first accumulate() of an update to its step() (MemoryTurn).
   Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activations, const LearnerOptions& options);
 
-  // Adds the gradient of the loss to the accumulators, which begin an update as zeros, with more than one slot once for
-  // each step().
+  // Adds the gradient of the loss to the accumulators, which begin an update as zeros, with more than one shard once
+  // for each step().
   TokenOuts accumulate(const std::vector<Group>& groups, const TokenTerms& terms, const LossSpec& spec,
                        const LossPolicies& others = {}, const BatchProgress& progress = {});
-  int64_t slots() const { return options_.slots; }
+  int64_t shards() const { return options_.shards; }
   // In which accumulate() computes them.  Blocks that are computed twice count once: they change no bit.
-  std::vector<int> slots_of(const std::vector<Group>& groups) const;
+  std::vector<int> shards_of(const std::vector<Group>& groups) const;
   std::vector<int64_t> flops_of(const std::vector<Group>& groups) const;  // of each, predicted (group_flops)
   // Log-probs and entropies of the kept tokens; no gradient.  With `states` also overlap and mass, the model being p.
-  // The rank that a group was sampled on (Group::slot) computes them, all get them.
+  // The rank that a group was sampled on (Group::shard) computes them, all get them.
   static TokenOuts logprobs(const Model& model, Arena& activations, const std::vector<Group>& groups,
                             double temperature, const LearnerOptions& options, const SamplerStates* states = nullptr);
 
@@ -131,10 +131,10 @@ class Learner {
                  const LossPolicies& others, const Pass* reference_pass, const LossSpec& spec, TokenOuts& out);
   void begin_update();
   void add_head_gradient();
-  void add_slots(int64_t round);
-  void add_slots_of_ranks(int64_t round);
-  void add_slots_by_machine();
-  void add(int64_t slot, const Tensor& gradient, int64_t first);
+  void add_shards(int64_t round);
+  void add_shards_of_ranks(int64_t round);
+  void add_shards_by_machine();
+  void add(int64_t shard, const Tensor& gradient, int64_t first);
   void add_ranks();
   template <class F>
   void for_pieces(F f);
@@ -146,13 +146,13 @@ class Learner {
   const Parameters& trained_;
   Arena& activations_;
   const LearnerOptions options_;
-  const bool by_machine_;      // sums of eight slots travel between machines, not their gradients
-  Tensor flat_;                // stat [parameters]: of the slot that is being computed
+  const bool by_machine_;      // sums of eight shards travel between machines, not their gradients
+  Tensor flat_;                // stat [parameters]: of the shard that is being computed
   ParameterViews views_;       // of flat_
   bool own_head_;              // the head's gradient has an accumulator of its own: of tied embeddings
   Tensor head_;                // stat [V, C]: that, or views_.head
   bool head_pending_ = false;  // own_head_: it holds something
-  Tensor sum_, block_;         // stat [own]: of all slots, of the block of eight; absent if flat_ is all there is
+  Tensor sum_, block_;         // stat [own]: of all shards, of the block of eight; absent if flat_ is all there is
   std::optional<MemoryTurn> update_;       // while the gradients are those of one
   Tensor m_, v_, norm_;                    // moments [own]
   const std::vector<ParameterBlock> own_;  // what this rank updates

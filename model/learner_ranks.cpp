@@ -1,4 +1,4 @@
-// The update of a learner on several ranks: gradients of slots to the ranks that keep their elements.
+// The update of a learner on several ranks: gradients of shards to the ranks that keep their elements.
 #include <numeric>
 
 #include "model/learner.h"
@@ -27,36 +27,36 @@ void Learner::for_pieces(F f) {
   }
 }
 
-// Each rank gets its elements of the gradients of this round's slots, and adds them in the order of slots.
-void Learner::add_slots_of_ranks(int64_t round) {
+// Each rank gets its elements of the gradients of this round's shards, and adds them in the order of shards.
+void Learner::add_shards_of_ranks(int64_t round) {
   Device& device = model_.device;
   const auto ranks = static_cast<int64_t>(device.comm.ranks());
   for_pieces([&](const std::vector<int64_t>& first, const std::vector<int64_t>& counts, int64_t at) {
     const ArenaScope scope(activations_);
     const int64_t n = counts[static_cast<size_t>(device.comm.rank())];
-    const Tensor slots = activations_.alloc("gradients of slots", model_.stat, {ranks * n});
-    device.all_to_all({.y = slots,
+    const Tensor shards = activations_.alloc("gradients of shards", model_.stat, {ranks * n});
+    device.all_to_all({.y = shards,
                        .x = flat_,
                        .first = first,
                        .sent = counts,
                        .received = std::vector<int64_t>(static_cast<size_t>(ranks), n),
                        .comm = &device.comm});
-    for (int64_t r = 0; r < ranks && n > 0; r++) add(round * ranks + r, slots.rows(r * n, n), at);
+    for (int64_t r = 0; r < ranks && n > 0; r++) add(round * ranks + r, shards.rows(r * n, n), at);
   });
 }
 
-// The same bits with an eighth of the bytes between machines: their ranks j add the slots of their machine, of the
-// elements that all ranks j keep, and send each other one sum for each block of slots.
+// The same bits with an eighth of the bytes between machines: their ranks j add the shards of their machine, of the
+// elements that all ranks j keep, and send each other one sum for each block of shards.
 //
-//     machine 0: slots 0 .. 7             machine 1: slots 8 .. 15
+//     machine 0: shards 0 .. 7             machine 1: shards 8 .. 15
 //     rank j: 0 .. 7 of elements j        rank 8 + j: 8 .. 15 of elements j            within the machine
 //             0 .. 7 of elements 8 + j                8 .. 15 of elements 8 + j
 //     rank j: both sums of elements j     rank 8 + j: both sums of elements 8 + j      between machines
-void Learner::add_slots_by_machine() {
+void Learner::add_shards_by_machine() {
   Device& device = model_.device;
   const auto ranks = static_cast<size_t>(device.comm.ranks()), near = static_cast<size_t>(device.comm.node_ranks());
   const size_t own = static_cast<size_t>(device.comm.rank()), begin = own / near * near;
-  const auto blocks = static_cast<int64_t>(near) / kSlotBlock;
+  const auto blocks = static_cast<int64_t>(near) / kShardBlock;
   const auto all_to_all = [&](const char* name, const Tensor& x, const std::vector<int64_t>& first,
                               const std::vector<int64_t>& sent, const std::vector<int64_t>& received) {
     const int64_t all = std::accumulate(received.begin(), received.end(), int64_t{0});
@@ -80,9 +80,9 @@ void Learner::add_slots_by_machine() {
       for (size_t i = 0; i < near; i++)
         to[begin + i] = first[q - own % near + i], out[begin + i] = counts[q - own % near + i],
                    in[begin + i] = counts[q];
-      const Tensor slots = all_to_all("gradients of slots", flat_, to, out, in);
-      for (int64_t s = 0, n = counts[q]; n > 0 && s < slots.size() / n; s++)
-        device.accumulate({.y = sums.rows(place[q] + s / kSlotBlock * n, n), .x = slots.rows(s * n, n)});
+      const Tensor shards = all_to_all("gradients of shards", flat_, to, out, in);
+      for (int64_t s = 0, n = counts[q]; n > 0 && s < shards.size() / n; s++)
+        device.accumulate({.y = sums.rows(place[q] + s / kShardBlock * n, n), .x = shards.rows(s * n, n)});
     }
     const Tensor of_all = all_to_all("sums of all blocks", sums, place, sent, received);
     for (int64_t b = 0, n = counts[own]; n > 0 && b < of_all.size() / n; b++)
@@ -90,7 +90,7 @@ void Learner::add_slots_by_machine() {
   });
 }
 
-// The gradients of all slots of each rank, by the library.
+// The gradients of all shards of each rank, by the library.
 void Learner::add_ranks() {
   Device& device = model_.device;
   add_head_gradient();

@@ -1,4 +1,4 @@
-// The update of a learner: the sum of the gradients of slots, its norm, the optimizer step.
+// The update of a learner: the sum of the gradients of shards, its norm, the optimizer step.
 #include <cmath>
 
 #include "base/half.h"
@@ -20,25 +20,25 @@ void Learner::begin_update() {
   head_pending_ = false;
 }
 
-// The gradient of one slot of each rank, to the sums.
-void Learner::add_slots(int64_t round) {
+// The gradient of one shard of each rank, to the sums.
+void Learner::add_shards(int64_t round) {
   add_head_gradient();
   if (model_.device.comm.ranks() == 1)
     add(round, flat_, 0);
   else if (by_machine_)
-    add_slots_by_machine();
+    add_shards_by_machine();
   else
-    add_slots_of_ranks(round);
+    add_shards_of_ranks(round);
   model_.device.zero({flat_});
 }
 
 // `gradient`: of elements from `first` on of this rank's.
-void Learner::add(int64_t slot, const Tensor& gradient, int64_t first) {
+void Learner::add(int64_t shard, const Tensor& gradient, int64_t first) {
   const auto part = [&](const Tensor& t) { return t.rows(first, gradient.size()); };
-  const bool later = slot >= kSlotBlock;  // than the first block
-  if (later && slot % kSlotBlock == 0) model_.device.zero({part(block_)});
+  const bool later = shard >= kShardBlock;  // than the first block
+  if (later && shard % kShardBlock == 0) model_.device.zero({part(block_)});
   model_.device.accumulate({.y = part(later ? block_ : sum_), .x = gradient});
-  if (later && (slot % kSlotBlock == kSlotBlock - 1 || slot == options_.slots - 1))
+  if (later && (shard % kShardBlock == kShardBlock - 1 || shard == options_.shards - 1))
     model_.device.accumulate({.y = part(sum_), .x = part(block_)});
 }
 

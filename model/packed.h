@@ -25,7 +25,7 @@ struct Member {
 struct Group {
   std::vector<int32_t> prefix;
   std::vector<Member> members;
-  int64_t slot = 0;  // in which it was sampled
+  int64_t shard = 0;  // in which it was sampled
 };
 
 // A loss row is a kept token that something predicts: with an empty prefix the first token of a member is none.

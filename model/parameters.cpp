@@ -36,7 +36,7 @@ void Parameters::complete(Arena& weights, bool trainable) {
   expect(next_offset() == size(), "the blocks hold ", next_offset(), " of ", size(), " parameters");
   const ParameterBlock& first = blocks.front();
   packed = make_tensor((first.vector ? first.vector : first.weight.packed).data, DType::u8, {place(weights)});
-  cuts = shard_cuts(blocks, device.comm.ranks());
+  cuts = part_cuts(blocks, device.comm.ranks());
   if (trainable && dtype == DType::bf16) master = weights.alloc("master parameters", stat, {own()});
   int64_t largest = 0, longest = 0;
   for (const ParameterBlock& b : blocks)

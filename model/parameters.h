@@ -5,7 +5,7 @@
 
 #include "base/arena.h"
 #include "model/hf/config.h"
-#include "model/shards.h"
+#include "model/parts.h"
 #include "ops/device.h"
 
 namespace pare {
@@ -37,7 +37,7 @@ class Parameters {
                   // are its rounding
   std::vector<ParameterBlock> blocks;  // in the order of the layout
   Tensor packed;                       // u8: the memory of them all
-  std::vector<int64_t> cuts;           // shard_cuts: rank r's part of the optimizer
+  std::vector<int64_t> cuts;           // part_cuts: rank r's part of the optimizer
 
  protected:
   Parameters(Device& device, Arena& weights, DType dtype, std::vector<Parameter> layout);

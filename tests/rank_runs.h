@@ -31,7 +31,7 @@ class RankRuns : public Program {
   // The words that follow the program: the tiny run in DIR, of which every step is saved and one can be cut into four.
   Overrides train(const std::string& dir, const Overrides& more) const {
     return Overrides{"train", "--out", at(dir)} + tiny_run() +
-           Overrides{"learner.slots=4", "trainer.samples_freq=1", "trainer.test_freq=2", "trainer.save_freq=1"} + more;
+           Overrides{"learner.shards=4", "trainer.samples_freq=1", "trainer.test_freq=2", "trainer.save_freq=1"} + more;
   }
   Outcome alone(const std::string& dir, const Overrides& more) const {
     Overrides all = Overrides{program_path().string()} + train(dir, more);

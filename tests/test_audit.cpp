@@ -97,7 +97,7 @@ TEST_F(Audits, EveryKindOfRunHasTheSameBits) {
   for (const Case& c : std::vector<Case>{
            {"train", {}},
            {"train", {"trainer.test_freq=1", "actor.ppo_mini_batch_size=2", "trainer.samples_freq=1"}},
-           {"train", {"model.lora.rank=3", "model.lora.alpha=7", "actor.use_kl_loss=true", "learner.slots=2"}},
+           {"train", {"model.lora.rank=3", "model.lora.alpha=7", "actor.use_kl_loss=true", "learner.shards=2"}},
            {"train", replay},
            {"train", {"algorithm.rpo.enable=true", "algorithm.rpo.max_cut=5", "trainer.samples_freq=1"}},
            {"train", {"algorithm.filter_groups.enable=true", "rollout.n=2", "trainer.samples_freq=1"}, ""},
@@ -334,7 +334,7 @@ TEST_F(Audits, TheTableOfOneHash) {
        {"trainer.threads=1", "trainer.threads=4", "rollout.max_num_seqs=3", "actor.ppo_max_token_len=200",
         "exact.full=true", "model.enable_gradient_checkpointing=true"})
     EXPECT_TRUE(row("| CPU | 1 thread").ends_with(certificate(keys))) << keys;
-  EXPECT_TRUE(row("| CPU, `learner.slots=4` |").ends_with(certificate("learner.slots=4")));
+  EXPECT_TRUE(row("| CPU, `learner.shards=4` |").ends_with(certificate("learner.shards=4")));
   const std::string golden = nlohmann::json::parse(read_text("tests/golden/steps.json")).at("9.0").at("f32");
   for (const char* device : {"| CUDA, `--device emu` |", "| CUDA | an H100"})
     EXPECT_TRUE(row(device).ends_with(cat("| `", golden, "` |"))) << device;

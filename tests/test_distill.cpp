@@ -88,9 +88,9 @@ TEST(Distill, TheSamplerIsTheSparseLearnerOnEmu) {
   }
 }
 
-// Both learners add their gradients slot by slot.
-TEST(Distill, SlotsChangeRoundingsAlone) {
-  TrainingRun one(distill_run()), three(distill_run({"learner.slots=3"}));
+// Both learners add their gradients shard by shard.
+TEST(Distill, ShardsChangeRoundingsAlone) {
+  TrainingRun one(distill_run()), three(distill_run({"learner.shards=3"}));
   const Metrics a = one.step(), b = three.step();
   for (const char* norm : {"actor/grad_norm", "distill/grad_norm"}) {
     EXPECT_GT(a.get(norm), 0) << norm;

@@ -83,10 +83,10 @@ TEST(EmuRanks, LongGradientsTravelInAlignedPieces) {
     Arena weights("weights", device.memory(), bytes), gradients("gradients", device.memory(), bytes),
         optimizer("optimizer", device.memory(), bytes), activations("activations", device.memory(), bytes);
     Model model(c, device, weights, DType::f32, true);
-    Learner learner(model, gradients, optimizer, activations, {.slots = 3, .balance = false, .piece = 60'003});
+    Learner learner(model, gradients, optimizer, activations, {.shards = 3, .balance = false, .piece = 60'003});
     ASSERT_GT(learner.trained().own(), 3 * 20'000) << "several pieces";
     std::vector<Group> groups;
-    for (int32_t g = 0; g < 3; g++) groups.push_back({{1, g + 3}, {{{g + 4, 2 * g + 5}}}}), groups.back().slot = g;
+    for (int32_t g = 0; g < 3; g++) groups.push_back({{1, g + 3}, {{{g + 4, 2 * g + 5}}}}), groups.back().shard = g;
     TokenTerms terms(static_cast<size_t>(loss_row_offsets(groups).back()));
     for (double& w : terms.weight) w = 0.1;
     learner.accumulate(groups, terms, {.policy = PolicyLoss::nll});

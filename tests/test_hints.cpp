@@ -23,7 +23,7 @@ Metrics metrics(const Step& s) {
   m.set("filter/all_right_fraction", s.right);
   m.set("response_length/clip_ratio", s.cut);
   m.set("actor/lr", s.lr);
-  m.set("slots/groups", s.groups), m.set("slots/idle", s.idle), m.set("slots/imbalance", s.imbalance);
+  m.set("shards/groups", s.groups), m.set("shards/idle", s.idle), m.set("shards/imbalance", s.imbalance);
   return m;
 }
 
@@ -59,13 +59,13 @@ TEST(Hints, OnlyWhatApplies) {
   expect_once(rpo, {}, "that of the policy alone is the validation's");
   expect_once(rpo, {.number = 5, .equal = 0.95}, "cut more (algorithm.rpo.cut");
   Config eight;
-  eight.learner.slots = 8;
+  eight.learner.shards = 8;
   expect_once(eight, {.groups = 2.5, .idle = 0, .imbalance = 1.37},
-              "had 1.37 times the mean FLOPs, and all ranks wait for it: 2.5 groups per slot (learner.slots = 8)");
+              "had 1.37 times the mean FLOPs, and all ranks wait for it: 2.5 groups per shard (learner.shards = 8)");
   EXPECT_TRUE(Hints(eight).after(metrics({.groups = 2.5, .idle = 0, .imbalance = 1.2})).empty());
   EXPECT_TRUE(Hints(eight).after(metrics({.groups = 4, .idle = 0, .imbalance = 1.37})).empty());
   expect_once(eight, {.groups = 0.625, .idle = 0.375, .imbalance = 2},
-              "0.62 groups per slot (learner.slots = 8): 38 %");
+              "0.62 groups per shard (learner.shards = 8): 38 %");
   eight.trainer.balance_batch = false;
   expect_once(eight, {.groups = 3, .idle = 0, .imbalance = 1.37}, "trainer.balance_batch=true, which deals groups");
   expect_once(plain, {.cut = 0.75}, "75 % of the responses were cut at data.max_response_length = 512");

@@ -258,7 +258,7 @@ TEST_F(PlanAnswers, LargestFitsAndOneMoreDoesNot) {
 // Its own steps, from their mean lengths: attention is quadratic in them, so nearly.
 // Of ranks: memory of the fullest, books of rank 0 and of all, seconds of the slowest.
 TEST_F(PlanAnswers, OfRanks) {
-  const auto ranks = [&](int n) { return cat(" learner.slots=4 trainer.device=cuda trainer.n_gpus_per_node=", n); };
+  const auto ranks = [&](int n) { return cat(" learner.shards=4 trainer.device=cuda trainer.n_gpus_per_node=", n); };
   const auto json = [&](const std::string& more) {
     const Outcome o = run(tiny_ + more + " --machine h200 --json");
     EXPECT_EQ(o.code, 0) << o.err;
@@ -297,7 +297,7 @@ TEST_F(PlanAnswers, OfRanks) {
   // of two ranks, but by NCCL not on two nodes of eight.
   const auto gather = [&](const std::string& comm) {
     const Json j =
-        json(" learner.slots=16 trainer.device=cuda trainer.n_gpus_per_node=8 trainer.nnodes=2 trainer.comm=" + comm);
+        json(" learner.shards=16 trainer.device=cuda trainer.n_gpus_per_node=8 trainer.nnodes=2 trainer.comm=" + comm);
     return j["phases"]["learner"]["ops"]["all_gather"]["seconds"].get<double>();
   };
   EXPECT_LT(gather("nccl"), gather("host"));
@@ -309,9 +309,9 @@ TEST_F(PlanAnswers, OfRanks) {
   const Outcome text = run(tiny_ + ranks(4) + " --machine h200");
   EXPECT_NE(text.out.find("\n  4 ranks "), std::string::npos) << text.out;
   EXPECT_NE(text.out.find("\n  between "), std::string::npos) << text.out;
-  const Outcome slots = run(tiny_ + " learner.slots=3 trainer.n_gpus_per_node=4");
-  EXPECT_EQ(slots.code, 2);
-  EXPECT_NE(slots.err.find("learner.slots = 3 cannot be dealt to 4 ranks; 4 can"), std::string::npos) << slots.err;
+  const Outcome shards = run(tiny_ + " learner.shards=3 trainer.n_gpus_per_node=4");
+  EXPECT_EQ(shards.code, 2);
+  EXPECT_NE(shards.err.find("learner.shards = 3 cannot be dealt to 4 ranks; 4 can"), std::string::npos) << shards.err;
   const std::string file = machine_file(kText);
   const Outcome unlinked = run(tiny_ + ranks(2) + " --machine " + file);
   EXPECT_EQ(unlinked.code, 2);
@@ -319,7 +319,7 @@ TEST_F(PlanAnswers, OfRanks) {
   EXPECT_EQ(run(tiny_ + ranks(1) + " --machine " + file).code, 0);
   // Of a host they share what there is.
   const auto available = [&](int n) {
-    return json(cat(" learner.slots=4 trainer.n_gpus_per_node=", n))["available"].get<double>();
+    return json(cat(" learner.shards=4 trainer.n_gpus_per_node=", n))["available"].get<double>();
   };
   EXPECT_EQ(available(4), available(1) / 4);
   // --largest, --compare.

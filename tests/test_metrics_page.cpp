@@ -47,7 +47,7 @@ std::set<std::string> logged() {
   std::ofstream(rows) << "{\"prompt\": \"a4b9;?a>\"}\n";
   for (const std::vector<std::string>& keys :
        {std::vector<std::string>{"rollout.val_kwargs.n=4", "rollout.val_kwargs.temperature=1"},
-        {"algorithm.use_kl_in_reward=true", "actor.ppo_epochs=2", "algorithm.oversample.keep=3", "learner.slots=3"},
+        {"algorithm.use_kl_in_reward=true", "actor.ppo_epochs=2", "algorithm.oversample.keep=3", "learner.shards=3"},
         {"algorithm.rpo.enable=true"},
         {"data.train_files=" + rows, "data.val_files=" + rows, "data.tokenizer=ssa",
          "data.reward=command:sh -c 'while read -r line; do echo \"{\\\"score\\\": 1}\"; done'"},

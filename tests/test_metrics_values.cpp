@@ -255,7 +255,7 @@ TEST(MetricValues, AreWrittenInFull) {
 
 // The wait of one generate(), not of all of them so far: the first is delayed on one rank.
 TEST(MetricValues, WaitForRanksIsOfOneRollout) {
-  const Config config = tiny_run("qwen3", {"learner.slots=2"});
+  const Config config = tiny_run("qwen3", {"learner.shards=2"});
   run_ranks(1, 2, [&](Comm& comm) {
     Session session(config, table_cpu, false, {}, true, comm);
     Rollout rollout(*session.model, session.rollout_limits(), session.kv, session.rollout_scratch());

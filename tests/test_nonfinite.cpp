@@ -36,7 +36,7 @@ std::vector<float> moments(const Learner& learner) {
 
 TEST(NonFinite, ADroppedUpdateChangesNoBit) {
   for (const std::vector<std::string>& more : {std::vector<std::string>{},
-                                               {"learner.slots=3"},
+                                               {"learner.shards=3"},
                                                {"actor.optim.moments=bf16"},
                                                {"actor.ppo_epochs=2"},
                                                {"actor.grad_clip=0"}}) {
@@ -90,7 +90,7 @@ TEST(NonFinite, TooManyInARowEndTheRun) {
 TEST(NonFinite, RanksAgree) {
   std::vector<float> alone;
   for (const int ranks : {1, 2, 4}) {
-    const Config config = tiny_run("qwen3", keys(1, {"learner.slots=4"}));
+    const Config config = tiny_run("qwen3", keys(1, {"learner.shards=4"}));
     std::vector<std::vector<float>> after(static_cast<size_t>(ranks));
     run_ranks(1, ranks, [&](Comm& comm) {
       auto rewards = std::make_shared<Rewards>();
@@ -114,7 +114,7 @@ TEST(NonFinite, RanksAgree) {
 
 // Weights that cannot be saved are named, whichever rank writes their file.
 TEST(NonFinite, EveryRankNamesWhatItCannotSave) {
-  const Config config = tiny_run("qwen3", keys(1, {"learner.slots=3", "trainer.max_file_bytes=1"}));
+  const Config config = tiny_run("qwen3", keys(1, {"learner.shards=3", "trainer.max_file_bytes=1"}));
   const std::string folder = cat(testing::TempDir(), "unsaved_", getpid());
   std::vector<Parameter> all;
   run_ranks(1, 1, [&](Comm& comm) { all = Session(config, table_cpu, true, {}, true, comm).model->layout; });

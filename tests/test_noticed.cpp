@@ -12,7 +12,7 @@
 #include "kv/spec.h"
 #include "model/hf/peft.h"
 #include "model/lora.h"
-#include "model/shards.h"
+#include "model/parts.h"
 #include "rl/corrections.h"
 #include "rl/obrs.h"
 #include "rollout/rollout.h"

@@ -185,7 +185,7 @@ TEST_F(PlanCommand, CommandsUnderALimitSayWhatDoesNotFit) {
 
 TEST_F(PlanCommand, FitsEightyColumns) {
   for (const char* method : {"grpo", "sparse-rl rollout.kv.method=rkv rollout.check_exact=false", "nat-rpc",
-                             "grpo trainer.n_gpus_per_node=2 trainer.nnodes=2 learner.slots=4 --machine h200"}) {
+                             "grpo trainer.n_gpus_per_node=2 trainer.nnodes=2 learner.shards=4 --machine h200"}) {
     const Outcome o = run(std::string("plan ") + method +
                           " model.config=llama-3.1-8b --device cuda --memory 141GB data.train_batch_size=64"
                           " rollout.n=16 data.max_prompt_length=100 data.max_response_length=40");

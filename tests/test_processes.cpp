@@ -61,7 +61,7 @@ class Processes : public RankRuns {
 };
 
 TEST_F(Processes, AnyNumberHasTheBitsOfOne) {
-  const Overrides keys = {"learner.slots=12", "trainer.total_training_steps=2"};
+  const Overrides keys = {"learner.shards=12", "trainer.total_training_steps=2"};
   ASSERT_EQ(alone("one", keys).code, 0);
   for (const int ranks : {1, 2, 3, 4}) {
     SCOPED_TRACE(ranks);
@@ -76,7 +76,7 @@ TEST_F(Processes, AnyNumberHasTheBitsOfOne) {
 
 TEST_F(Processes, ResumeOnAnotherNumber) {
   const auto until = [](int steps) {
-    return Overrides{"learner.slots=6", "trainer.test_freq=1", cat("trainer.total_training_steps=", steps)};
+    return Overrides{"learner.shards=6", "trainer.test_freq=1", cat("trainer.total_training_steps=", steps)};
   };
   ASSERT_EQ(alone("whole", until(4)).code, 0);
   for (const auto& [ranks, steps] : {std::pair{2, 1}, {3, 2}, {1, 3}, {6, 4}}) {
@@ -88,7 +88,7 @@ TEST_F(Processes, ResumeOnAnotherNumber) {
 
 // Neither the number of ranks nor the size of the files, which may change, is in the bits of a checkpoint.
 TEST_F(Processes, CheckpointsInSeveralFiles) {
-  const Overrides keys = {"learner.slots=6", "trainer.test_freq=1", "trainer.max_file_bytes=3000"};
+  const Overrides keys = {"learner.shards=6", "trainer.test_freq=1", "trainer.max_file_bytes=3000"};
   ASSERT_EQ(alone("whole", keys + Overrides{"trainer.total_training_steps=3"}).code, 0);
   for (const auto& [ranks, steps, most] : {std::tuple{3, 1, 3000}, {2, 2, 9000}, {3, 3, 3000}}) {
     const Outcome o =
@@ -132,7 +132,7 @@ TEST_F(Processes, TheQuickstart) {
   pare(program_path(), cat("sft quickstart-sft", steps, "--out ", at("sft")));
   const auto compare = [&](const fs::path& program, const std::string& keys, const Overrides& ways) {
     const std::string words = cat("train quickstart model.path=", at("sft"),
-                                  "/model data.train_batch_size=3 rollout.n=2 ", "learner.slots=6 ", keys, steps);
+                                  "/model data.train_batch_size=3 rollout.n=2 ", "learner.shards=6 ", keys, steps);
     pare(program, cat(words, "--out ", at("one")));
     for (const std::string& way : ways) {
       pare(program, cat(words, way, " --out ", at("several")));
@@ -172,7 +172,7 @@ TEST_F(Processes, RanksBoundToACoreEachSaySo) {
 TEST_F(Processes, MoreRanksThanDevicesAreRefused) {
   program_ = program_path().parent_path() / "emu/pare";
   if (!fs::exists(program_)) GTEST_SKIP() << program_ << " is not built: run `make emu`";
-  const Outcome o = job(9, "run", {"learner.slots=9", "trainer.device=emu"});
+  const Outcome o = job(9, "run", {"learner.shards=9", "trainer.device=emu"});
   EXPECT_EQ(o.code, 2);
   EXPECT_EQ(o.err.find("pare: rank 0: ranks 0 and 8 have one device between them; "), 0) << o.err;
   EXPECT_NE(o.err.find("start fewer, or set trainer.comm=host"), std::string::npos) << o.err;
@@ -297,7 +297,7 @@ TEST_F(Nccl, RanksShareADeviceFromVersion230On) {
 TEST_F(Processes, KilledRankIsNamed) {
   for (const int rank : {0, 1}) {
     fs::remove_all(at("run"));
-    const Outcome o = struck(3, kEndless + Overrides{"learner.slots=3"}, {},
+    const Outcome o = struck(3, kEndless + Overrides{"learner.shards=3"}, {},
                              [&] { kill(processes().at(cat("pare rank ", rank)), SIGKILL); });
     EXPECT_EQ(o.code, 1);
     expect_named(o, cat("rank ", rank),
@@ -413,7 +413,7 @@ TEST_F(Processes, ErrorKeepsItsExitCode) {
     EXPECT_NE(o.err.find(message), std::string::npos) << o.err;
     EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 1) << o.err;
   };
-  expect(job(2, "slots", {"learner.slots=3"}), 2, "learner.slots = 3 cannot be dealt to 2 ranks; 4 can, and 8");
+  expect(job(2, "shards", {"learner.shards=3"}), 2, "learner.shards = 3 cannot be dealt to 2 ranks; 4 can, and 8");
   expect(job(2, "memory", {"rollout.kv_cache_bytes=1"}), 3, "");
   expect(job(2, "full", {}, {cat("PARE_FAULT=12:", ENOSPC)}), 1, "No space left on device");
   expect(job(2, "model", {"model.path=nowhere"}), 2, "nowhere");
@@ -502,7 +502,7 @@ TEST_F(Processes, WrongNumbersAreRefused) {
     EXPECT_NE(o.err.find("--ranks"), std::string::npos) << o.err;
   }
   EXPECT_FALSE(fs::exists(at("run")));
-  Outcome o = job(3, "run", {"trainer.n_gpus_per_node=2", "learner.slots=3"});
+  Outcome o = job(3, "run", {"trainer.n_gpus_per_node=2", "learner.shards=3"});
   EXPECT_EQ(o.code, 2);
   EXPECT_NE(o.err.find("trainer.n_gpus_per_node = 2, but 3 ranks were started"), std::string::npos) << o.err;
   o = alone("run", {"trainer.n_gpus_per_node=2"});

@@ -154,7 +154,7 @@ TEST(Threads, AllEndWithTheErrorOfTheFirst) {
 TEST(Threads, ChangeNoBit) {
   std::vector<float> alone;
   for (const int ranks : {1, 2, 4}) {
-    const Config config = tiny_run("qwen3", {"learner.slots=4", "trainer.threads=2"});
+    const Config config = tiny_run("qwen3", {"learner.shards=4", "trainer.threads=2"});
     std::vector<std::vector<float>> after(static_cast<size_t>(ranks));
     run_ranks(1, ranks, [&](Comm& comm) {
       Session session(config, table_cpu, true, {}, true, comm);
@@ -219,14 +219,14 @@ class Watched final : public Comm {
 };
 
 // Three ranks, whose parts of a gradient take two pieces each.
-TEST(Slots, LongGradientsTravelInAlignedPieces) {
+TEST(Shards, LongGradientsTravelInAlignedPieces) {
   ModelConfig c = tiny_config("qwen3", true);
   c.layers = 1, c.hidden = 512, c.ffn = 12'000;
   std::vector<float> weights_of_all;
   for (const Parameter& p : parameters(c))
     for (int64_t i = 0; i < p.size; i++) weights_of_all.push_back(static_cast<float>(i % 1009) / 20'000 - 0.025f);
   std::vector<Group> groups;
-  for (int32_t g = 0; g < 3; g++) groups.push_back({{1, g + 3}, {{{g + 4, 2 * g + 5}}}}), groups.back().slot = g;
+  for (int32_t g = 0; g < 3; g++) groups.push_back({{1, g + 3}, {{{g + 4, 2 * g + 5}}}}), groups.back().shard = g;
   TokenTerms terms(static_cast<size_t>(loss_row_offsets(groups).back()));
   for (double& w : terms.weight) w = 0.1;
   std::vector<double> alone;
@@ -241,7 +241,7 @@ TEST(Slots, LongGradientsTravelInAlignedPieces) {
       Arena weights("weights"), gradients("gradients"), optimizer("optimizer"), activations("activations");
       Model model(c, device, weights, DType::f32, true);
       model.set_parameters(weights_of_all);
-      Learner learner(model, gradients, optimizer, activations, {.slots = 3, .balance = false});
+      Learner learner(model, gradients, optimizer, activations, {.shards = 3, .balance = false});
       learner.accumulate(groups, terms, {.policy = PolicyLoss::nll});
       EXPECT_EQ(unaligned, 0) << "of " << long_pieces;
       EXPECT_GE(long_pieces, ranks == 1 ? 0 : 4);
@@ -253,16 +253,16 @@ TEST(Slots, LongGradientsTravelInAlignedPieces) {
     });
 }
 
-// Two or three machines of whole blocks of slots add these before they meet; other machines do not.
-TEST(Slots, SumsOfBlocksCrossTheNetwork) {
+// Two or three machines of whole blocks of shards add these before they meet; other machines do not.
+TEST(Shards, SumsOfBlocksCrossTheNetwork) {
   const ModelConfig c = tiny_config("qwen3", true);
   std::vector<float> weights_of_all;
   for (const Parameter& p : parameters(c))
     for (int64_t i = 0; i < p.size; i++) weights_of_all.push_back(static_cast<float>(i % 1009) / 5'000 - 0.1f);
-  constexpr int32_t slots = 96;
+  constexpr int32_t shards = 96;
   std::vector<Group> groups;
-  for (int32_t g = 0; g < slots; g++)
-    groups.push_back({{1, g % 7 + 2}, {{{g % 11 + 1, g % 5 + 3}}}}), groups.back().slot = g;
+  for (int32_t g = 0; g < shards; g++)
+    groups.push_back({{1, g % 7 + 2}, {{{g % 11 + 1, g % 5 + 3}}}}), groups.back().shard = g;
   TokenTerms terms(static_cast<size_t>(loss_row_offsets(groups).back()));
   for (size_t i = 0; i < terms.weight.size(); i++) terms.weight[i] = 0.01 * static_cast<double>(i % 13 + 1);
   std::vector<double> alone;
@@ -278,7 +278,7 @@ TEST(Slots, SumsOfBlocksCrossTheNetwork) {
       Model model(c, device, weights, DType::f32, true);
       model.set_parameters(weights_of_all);
       Learner learner(model, gradients, optimizer, activations,
-                      {.slots = slots, .balance = false, .piece = int64_t{1024} * ranks});
+                      {.shards = shards, .balance = false, .piece = int64_t{1024} * ranks});
       learner.accumulate(groups, terms, {.policy = PolicyLoss::nll});
       const std::vector<double> own = learner.gradients();
       if (ranks == 1) alone = own;
@@ -288,14 +288,14 @@ TEST(Slots, SumsOfBlocksCrossTheNetwork) {
       }
       abroad += ledger.phases["main"]["all_to_all"].cost.abroad;
     });
-    EXPECT_EQ(abroad, int64_t{slots / ranks} * crossing * (machines - 1) * 4 * std::ssize(alone));
+    EXPECT_EQ(abroad, int64_t{shards / ranks} * crossing * (machines - 1) * 4 * std::ssize(alone));
   }
 }
 
 // Each rank of the first machine writes its share of the files; no bit depends on who does.
 TEST(Ranks, WriteTheFilesOfACheckpointTogether) {
   const std::string folder = cat(testing::TempDir(), "together_", getpid());
-  const Config config = tiny_run("qwen3", {"learner.slots=4", "trainer.max_file_bytes=20000"});
+  const Config config = tiny_run("qwen3", {"learner.shards=4", "trainer.max_file_bytes=20000"});
   std::map<std::string, std::string> alone;
   for (const auto& [machines, near] : {std::pair{1, 1}, {1, 2}, {2, 2}, {1, 4}}) {
     SCOPED_TRACE(cat(machines, " machines of ", near));
@@ -397,14 +397,14 @@ TEST(Plan, RanksAreTheRealOnesToTheByte) {
   for (const std::vector<std::string>& keys :
        {std::vector<std::string>{},
         {"actor.use_kl_loss=true", "actor.ppo_epochs=2", "actor.ppo_mini_batch_size=3"},
-        {"actor.token_subset=rpc", "actor.rpc_min_tokens=9", "learner.slots=12"},
+        {"actor.token_subset=rpc", "actor.rpc_min_tokens=9", "learner.shards=12"},
         {"trainer.balance_batch=false", "data.train_batch_size=3", "actor.optim.moments=bf16"},
         {"distill.enable=true", "model.lora.rank=3", "rollout.kv.method=quest", "rollout.kv.blocks.size=4",
          "rollout.kv.blocks.count=3", "rollout.kv.blocks.first=0", "rollout.kv.blocks.dense_layers=0"}})
     for (const char* type : {"qwen2", "llama"})  // tied and not
       for (const int ranks : {1, 2, 4}) {
         SCOPED_TRACE(cat(type, ", ranks: ", ranks, ' ', testing::PrintToString(keys)));
-        std::vector<std::string> all = {"learner.slots=4"};
+        std::vector<std::string> all = {"learner.shards=4"};
         all.insert(all.end(), keys.begin(), keys.end());
         const Config config = tiny_run(type, all);
         Ledger sum;
@@ -420,7 +420,8 @@ TEST(Plan, RanksAreTheRealOnesToTheByte) {
           EXPECT_EQ(plan.ledger.phases, session.ledger.phases) << comm.rank();
           // Of an update: every round this rank's gradient but for its own part, in f32; then its part of the weights.
           const auto& ops = plan.ledger.phases.at("learner");
-          const int64_t rounds = config.learner.slots / ranks, size = session.model->size(), own = session.model->own();
+          const int64_t rounds = config.learner.shards / ranks, size = session.model->size(),
+                        own = session.model->own();
           if (config.actor.ppo_epochs == 1 && ranks > 1) {
             EXPECT_EQ(ops.at("all_to_all").cost.sent, rounds * 4 * (size - own));
             EXPECT_EQ(ops.at("all_gather").cost.sent % (ranks - 1), 0);
@@ -448,7 +449,7 @@ TEST(Plan, ARankHoldsSoManyBytesAParameter) {
       const Config config =
           load_config({"model.config=qwen2.5-7b", "trainer.device=cuda", "data.train_batch_size=8", "rollout.n=2",
                        "data.max_prompt_length=8", "data.max_response_length=2", "rollout.max_num_seqs=8",
-                       "learner.slots=8", cat("actor.optim.moments=", narrow ? "bf16" : "f32")});
+                       "learner.shards=8", cat("actor.optim.moments=", narrow ? "bf16" : "f32")});
       int64_t sum = 0, most = 0;
       std::mutex mutex;
       run_ranks(1, ranks, [&](Comm& comm) {
@@ -483,7 +484,7 @@ TEST(Plan, ARankHoldsSoManyBytesAParameter) {
 TEST(Plan, IsHonestAboutScaling) {
   const Machine machine = read_machine("h200");
   const auto plan = [&](int64_t responses, int64_t ranks) {
-    return plan_ranks(load_config({"model.config=qwen2.5-7b", "trainer.device=cuda", "rollout.n=8", "learner.slots=8",
+    return plan_ranks(load_config({"model.config=qwen2.5-7b", "trainer.device=cuda", "rollout.n=8", "learner.shards=8",
                                    "data.max_prompt_length=128", "data.max_response_length=48",
                                    "model.enable_gradient_checkpointing=true", "actor.ppo_max_token_len=16384",
                                    "actor.logits_chunk=1024", cat("data.train_batch_size=", responses / 8),

@@ -400,6 +400,20 @@ TEST(ConfigRead, UnknownKeysNameTheNearest) {
 }
 
 // Keys that users of verl, TRL and OpenRLHF type.
+// Checkpoints of before have learner.slots, which a user's configuration may not.
+TEST(ConfigKeys, OldNamesAreReadInWhatWasRecorded) {
+  Config config;
+  apply_recorded(config, "[learner]\nslots = 6\n", "state.json");
+  EXPECT_EQ(config.learner.shards, 6);
+  try {
+    apply_toml(config, "learner.slots = 4", "mine.toml");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("learner.shards"), std::string::npos) << e.what();
+  }
+  EXPECT_EQ(config.learner.shards, 6);
+}
+
 TEST(ConfigRead, ForeignKeysNameWhatTakesTheirPlace) {
   const std::pair<const char*, const char*> typed[] = {
       {"learning_rate", "is actor.optim.lr here"},

@@ -132,19 +132,19 @@ TEST(Stages, MismatchOfAnythingIsFinite) {
   EXPECT_NEAR(m.get("rollout_corr/k3_kl"), (std::exp(20.0) - 900 + std::exp(-20.0) + 898) / 3, 1);
 }
 
-// Groups of an update, and those of a pass over whole responses, keep the slot of their samples.
-TEST(Stages, GroupsKeepTheirSlots) {
+// Groups of an update, and those of a pass over whole responses, keep the shard of their samples.
+TEST(Stages, GroupsKeepTheirShards) {
   std::vector<Trajectory> s;
   for (int group = 0; group < 4; group++)
-    for (int k = 0; k < 2; k++) s.push_back(trajectory(group, 3)), s.back().slot = 3 - group, s.back().advantage = 1;
+    for (int k = 0; k < 2; k++) s.push_back(trajectory(group, 3)), s.back().shard = 3 - group, s.back().advantage = 1;
   s[0].filtered = s[1].filtered = true;
   const std::vector<TokenPlan> plans(s.size(), full_plan(3));
   const Update u = make_update(ActorKeys(), 512, s, plans);
   const std::vector<Group> whole = response_groups(s);
   ASSERT_EQ(u.groups.size(), 3u);
   ASSERT_EQ(whole.size(), 4u);
-  for (size_t i = 0; i < 3; i++) EXPECT_EQ(u.groups[i].slot, static_cast<int>(2 - i));
-  for (size_t i = 0; i < 4; i++) EXPECT_EQ(whole[i].slot, static_cast<int>(3 - i));
+  for (size_t i = 0; i < 3; i++) EXPECT_EQ(u.groups[i].shard, static_cast<int>(2 - i));
+  for (size_t i = 0; i < 4; i++) EXPECT_EQ(whole[i].shard, static_cast<int>(3 - i));
 }
 
 // `released` divides by a mean over the update, not over the step.
@@ -168,18 +168,18 @@ TEST(Stages, CorrectionsAreNormalisedByUpdate) {
   EXPECT_GT(differ, samples.size() / 2);
 }
 
-// A response keeps the slot of the prompt that it was sampled for, by whose rank its trace is held, also if prompts
+// A response keeps the shard of the prompt that it was sampled for, by whose rank its trace is held, also if prompts
 // before it were dropped.
-TEST(Stages, SlotsAreThoseOfThePrompts) {
+TEST(Stages, ShardsAreThoseOfThePrompts) {
   const Step step(
-      Keys{"algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=4", "learner.slots=3"},
+      Keys{"algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=4", "learner.shards=3"},
       [](int request, int sample) { return request % 3 == 0 ? 1 : sample % 2; });
   ASSERT_EQ(step.grpo->samples().size(), 30u);
   EXPECT_EQ(step.metrics.get("rollout/gen_batches"), 2);
   bool moved = false;
   for (const Trajectory& s : step.grpo->samples()) {
-    EXPECT_EQ(s.slot, step.place.at(s.uid) % 3);
-    moved |= s.slot != s.group % 3;
+    EXPECT_EQ(s.shard, step.place.at(s.uid) % 3);
+    moved |= s.shard != s.group % 3;
   }
   EXPECT_TRUE(moved);
 }

@@ -1,4 +1,4 @@
-// Next-token training as a run: held-out loss, epochs, rows that do not fit, slots.
+// Next-token training as a run: held-out loss, epochs, rows that do not fit, shards.
 #include <cmath>
 #include <regex>
 
@@ -62,7 +62,7 @@ TEST_F(Sft, HeldOutLossIsTheMeanOverTheTokensOfCompletions) {
   for (const Overrides& other : {Overrides{"data.train_batch_size=3"},
                                  {"data.train_batch_size=24"},
                                  {"actor.ppo_max_token_len=40"},
-                                 {"learner.slots=3"},
+                                 {"learner.shards=3"},
                                  {"actor.logits_chunk=16"}})
     EXPECT_EQ(loss(held_out(other)), expected) << other[0];
 }
@@ -122,14 +122,14 @@ TEST_F(Sft, AStepLogsItsLossAndItsEntropy) {
   EXPECT_EQ(session.kv.peak(), 0u) << "a held-out loss samples nothing";
 }
 
-TEST_F(Sft, EverySlotHasWorkWithoutBalancing) {
+TEST_F(Sft, EveryShardHasWorkWithoutBalancing) {
   for (const char* balance : {"true", "false"}) {
     Session session(
-        load_config(held_out({"learner.slots=2", cat("trainer.balance_batch=", balance), "data.train_batch_size=5"})));
+        load_config(held_out({"learner.shards=2", cat("trainer.balance_batch=", balance), "data.train_batch_size=5"})));
     SftTraining sft(session);
     const Metrics m = sft.step();
-    EXPECT_EQ(m.get("slots/idle"), 0) << balance;
-    EXPECT_EQ(m.get("slots/groups"), 2.5) << balance;
+    EXPECT_EQ(m.get("shards/idle"), 0) << balance;
+    EXPECT_EQ(m.get("shards/groups"), 2.5) << balance;
   }
 }
 

@@ -93,12 +93,12 @@ void spoil(Session& s) {
   s.device.upload({make_tensor(begin, DType::u8, {static_cast<int64_t>(bytes)}), nan.data()});
 }
 
-// Whatever lies there when a side begins: keys and values of every policy, page tables, sums of gradients of every
-// slot.
+// Whatever lies there when a side begins: keys and values of every policy, page tables, sums of gradients of all
+// shards.
 TEST(SharedMemory, ChangesNoBit) {
   for (const std::vector<std::string>& keys : std::vector<std::vector<std::string>>{
            {},
-           {"learner.slots=9", "actor.ppo_epochs=2", "actor.ppo_mini_batch_size=2"},
+           {"learner.shards=9", "actor.ppo_epochs=2", "actor.ppo_mini_batch_size=2"},
            {"rollout.kv.method=h2o", "rollout.kv.evict.budget=20", "rollout.kv.evict.buffer=5",
             "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=tis"},
            {"rollout.kv.method=rkv", "rollout.kv.evict.budget=20", "rollout.kv.evict.buffer=5",

@@ -813,9 +813,9 @@ class Schedulers : public Tools {
 TEST_F(Schedulers, SlurmResumesAndRequeues) {
   ASSERT_EQ(blocks_["bash"].size(), 2u);
   const std::string& script = blocks_["bash"][0];
-  const std::string start =
-                        "build/mpi-cuda/pare train gsm8k-qwen2.5-1.5b --device cuda learner.slots=16 --out runs/mine\n",
-                    resume = "build/mpi-cuda/pare train runs/mine/config.toml --resume\n";
+  const std::string
+      start = "build/mpi-cuda/pare train gsm8k-qwen2.5-1.5b --device cuda learner.shards=16 --out runs/mine\n",
+      resume = "build/mpi-cuda/pare train runs/mine/config.toml --resume\n";
   EXPECT_EQ(ran(script, 0), start);
   EXPECT_EQ(ran(script, 75), start + "scontrol requeue 7\n");
   write("runs/mine/config.toml", "");
@@ -825,7 +825,7 @@ TEST_F(Schedulers, SlurmResumesAndRequeues) {
 
 TEST_F(Schedulers, DockerStartsRanks) {
   const std::string out = ran(blocks_["bash"].at(1), 0);
-  EXPECT_NE(out.find("REGISTRY/pare pare train gsm8k-qwen2.5-1.5b --device cuda learner.slots=8 --ranks 8"),
+  EXPECT_NE(out.find("REGISTRY/pare pare train gsm8k-qwen2.5-1.5b --device cuda learner.shards=8 --ranks 8"),
             std::string::npos)
       << out;
 }
@@ -843,7 +843,7 @@ TEST_F(Schedulers, KubernetesResumes) {
              "[s[\"volumes\"] for s in t.values()]; assert c[\"command\"][:2] == [\"bash\", \"-c\"]; "
              "print(c[\"command\"][2].replace(\"/runs\", \"runs\"))'");
   ASSERT_EQ(script.code, 0) << script.err;
-  EXPECT_EQ(ran(script.out, 0), "/opt/pare train gsm8k-qwen2.5-1.5b --device cuda learner.slots=16 --out runs/mine\n");
+  EXPECT_EQ(ran(script.out, 0), "/opt/pare train gsm8k-qwen2.5-1.5b --device cuda learner.shards=16 --out runs/mine\n");
   write("runs/mine/config.toml", "");
   EXPECT_EQ(ran(script.out, 0), "/opt/pare train runs/mine/config.toml --resume\n");
 }

@@ -353,7 +353,7 @@ TEST(TruncatedRuns, MoreIdsThanAreRecordedAreAnError) {
 TEST(TruncatedRuns, RanksChangeNoBit) {
   std::vector<float> alone;
   for (const int ranks : {1, 2}) {
-    const Config config = tiny_run("qwen3", kCuts[3] + Keys{"learner.slots=2", "actor.ppo_epochs=2"});
+    const Config config = tiny_run("qwen3", kCuts[3] + Keys{"learner.shards=2", "actor.ppo_epochs=2"});
     std::vector<std::vector<float>> after(static_cast<size_t>(ranks));
     run_ranks(1, ranks, [&](Comm& comm) {
       Session session(config, table_cpu, true, {}, true, comm);

@@ -363,7 +363,7 @@ shared_links() {
 }
 # A run of several ranks: `train`, whose ranks end in order.
 train_ranks() {
-  env $shared "$@" learner.slots=4 model.config=data/presets/tiny-ssa.json --out "$work/$stage" 2>&1 | tee "$work/$stage.log" || return
+  env $shared "$@" learner.shards=4 model.config=data/presets/tiny-ssa.json --out "$work/$stage" 2>&1 | tee "$work/$stage.log" || return
   ! grep "ncclCommDestroy" "$work/$stage.log"
 }
 # Certificates and weights are those of one rank, in an earlier stage.

@@ -106,7 +106,7 @@ train() {
 bits() {
   local n=$1 first
   [ "$n" -le "$gpus" ] || { echo "GPUs here: $gpus"; return $not_here; }
-  train "$n" "$work/bits-$n" model.config=data/presets/tiny-ssa.json $few learner.slots=8 trainer.total_training_steps=3 || return
+  train "$n" "$work/bits-$n" model.config=data/presets/tiny-ssa.json $few learner.shards=8 trainer.total_training_steps=3 || return
   first=$(ls "$work"/bits-?/model/model.safetensors | head -n 1) first=${first%/model/*}
   echo "compared with the run of ${first##*-} ranks"
   tools/bench/node.py same "$first" "$work/bits-$n" && cmp "$first/model/model.safetensors" "$work/bits-$n/model/model.safetensors"
@@ -118,7 +118,7 @@ pieces() {  # RANKS FOLDER KEYS...
   local n=$1 folder=$2 shape=qwen2.5-0.5b
   shift 2
   [ "$device" = cuda ] || shape=data/presets/tiny-ssa.json
-  train "$n" "$work/$folder" model.config=$shape data.max_response_length=64 $few learner.slots=8 trainer.save_model=false \
+  train "$n" "$work/$folder" model.config=$shape data.max_response_length=64 $few learner.shards=8 trainer.save_model=false \
     trainer.total_training_steps=2 "$@"
 }
 pieces_alone() { pieces 1 pieces-1; }
@@ -135,7 +135,7 @@ pieces_resumed() {
 # SIGNAL: what becomes of a job whose second rank gets it within a step.
 struck() {
   local folder=$work/struck-$1 job pid start
-  PARE_SILENCE=10 train "$ranks" "$folder" model.config=data/presets/tiny-ssa.json $few learner.slots=8 \
+  PARE_SILENCE=10 train "$ranks" "$folder" model.config=data/presets/tiny-ssa.json $few learner.shards=8 \
     trainer.total_training_steps=100000 >"$folder.log" 2>&1 &
   job=$!
   until [ -s "$folder/metrics.jsonl" ]; do
@@ -162,7 +162,7 @@ steps() {
   local keys="model.config=$shape data.train_batch_size=$((responses / 8)) rollout.n=8 data.max_response_length=256
     rollout.max_num_seqs=256 actor.ppo_max_token_len=8192"
   [ "$device" = cuda ] || { keys="model.config=data/presets/tiny-ssa.json $few" count=2; }
-  keys+=" learner.slots=$ranks trainer.n_gpus_per_node=$ranks trainer.total_training_steps=$count trainer.save_model=false $more"
+  keys+=" learner.shards=$ranks trainer.n_gpus_per_node=$ranks trainer.total_training_steps=$count trainer.save_model=false $more"
   plan() { "$pare" plan quickstart --device "$device" $bare $keys --machine "$machine" --json "$@"; }
   plan >"$at.fits" && tools/bench/node.py fits "$at.fits" && train "$ranks" "$at" $keys && plan --lengths "$at" >"$at.plan" &&
     tools/bench/node.py run "$work" "${stage//-/ }" "$at" "$at.plan" "$more"
@@ -202,7 +202,7 @@ if [ -z "$machine" ]; then
   [ -n "$machine" ] || { echo "node_check: name the machine that is planned for: -m MACHINE" >&2; exit 2; }
 fi
 library=$(find_cublas_lt) work=$(mktemp -d)
-"$pare" plan quickstart $bare model.config=tiny-ssa learner.slots=2 trainer.n_gpus_per_node=2 --machine "$machine" --json \
+"$pare" plan quickstart $bare model.config=tiny-ssa learner.shards=2 trainer.n_gpus_per_node=2 --machine "$machine" --json \
   >"$work/machine.json" || { rm -r "$work"; exit 2; }
 ulimit -s 8192  # NCCL before 2.28 cannot start without such a limit
 export library pare machine gpus ranks counts few

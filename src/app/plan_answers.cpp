@@ -188,7 +188,7 @@ std::vector<std::string> settings_that_fit(const Config& c, size_t memory) {
     for (const int64_t times : {2, 4, 8}) {
       const int64_t of_all = count.all() * times;
       more.push_back(cat("trainer.n_gpus_per_node=", count.node_ranks * times));
-      if (c.learner.slots % of_all != 0) more.back() += cat(" learner.slots=", std::lcm(c.learner.slots, of_all));
+      if (c.learner.shards % of_all != 0) more.back() += cat(" learner.shards=", std::lcm(c.learner.shards, of_all));
     }
   }
   return what_fits(

@@ -25,9 +25,10 @@
 //               ascending from +0: sum = fma(s, exp(m_t - m), sum), weighted = fma(fma(m_t - m, s, w),
 //               exp(m_t - m), weighted); a tile of -infinity adds nothing.  Other sums over ids (KL, overlaps) are row
 //               sums of tiles, added ascending from +0.  So the product that makes logits can sum its own tiles
-//   updates     an update is dealt to slots (learner.slots), each a chain of gradients over its rows, groups ascending,
-//               from +0; slots are added ascending in blocks of eight, each from +0, and the blocks ascending, the
-//               first as it is: so no number of ranks changes a bit.  One slot is taken as it is
+//   updates     an update is dealt to shards (learner.shards), each a chain of gradients over its rows, groups
+//   ascending,
+//               from +0; shards are added ascending in blocks of eight, each from +0, and the blocks ascending, the
+//               first as it is: so no number of ranks changes a bit.  One shard is taken as it is
 //
 // In f32, which `cpu` and the other f32 tables of one architecture family share:
 //   linear      one chain of fused multiply-adds per output element, k ascending from +0; then + bias; then + residual
@@ -80,7 +81,7 @@
 namespace pare {
 
 constexpr int kAttnBlock = 64;  // slots of a block of attention in f32
-constexpr int kSlotBlock = 8;   // slots of an update that are added before they meet the others
+constexpr int kShardBlock = 8;  // shards of an update that are added before they meet the others
 
 // The number of the arithmetic of all tables but `ref`.  Raise it when an order of sums above, or a function such as an
 // exponential, changes a bit of a run.  Checkpoints and certificates state it, and no run is resumed in another one.

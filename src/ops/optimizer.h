@@ -10,7 +10,7 @@
 namespace pare {
 
 // The sums whose sum is the square of a norm.  Order: row sums (list.h) of blocks of 4096 elements, which begin anew
-// every `run` elements, where a vector of parameters may be cut between ranks (model/shards.h); whoever needs the norm
+// every `run` elements, where a vector of parameters may be cut between ranks (model/parts.h); whoever needs the norm
 // adds the blocks ascending in double.
 constexpr int64_t kNormBlock = 4096;
 PARE_HOST_DEVICE constexpr int64_t norm_blocks(int64_t n) { return (n + kNormBlock - 1) / kNormBlock; }

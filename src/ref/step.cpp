@@ -96,18 +96,18 @@ struct Batch {
   std::vector<Segment> segments;
   std::vector<int64_t> predicted_by;  // of each token of the responses: the row of the token before it
 };
-struct Pass {
+struct Activations {
   Batch batch;
   Matrix x{0, 0}, h1{0, 0}, qkv{0, 0}, o{0, 0}, lse{0, 0}, low{0, 0}, x_mid{0, 0}, h2{0, 0}, gate_up{0, 0}, act{0, 0},
       x_out{0, 0}, hidden{0, 0}, logits{0, 0};
 };
 
 Batch pack(const Tokens& parent, const std::vector<Tokens>& responses);
-Pass forward(const Policy& p, const Batch& batch);
-void backward(const Policy& p, const Pass& x, const Matrix& d_logits, StepUpdate& g);
+Activations forward(const Policy& p, const Batch& batch);
+void backward(const Policy& p, const Activations& x, const Matrix& d_logits, StepUpdate& g);
 void rope(const Policy& p, const Batch& batch, Matrix& qkv, double sign);
-void attention(const Policy& p, Pass& x);
-Matrix attention_backward(const Policy& p, const Pass& x, const Matrix& d_o);
+void attention(const Policy& p, Activations& x);
+Matrix attention_backward(const Policy& p, const Activations& x, const Matrix& d_o);
 double dot(const double* a, const double* b, int64_t n) { return std::inner_product(a, a + n, b, 0.0); }
 Matrix linear(const Matrix& x, const Matrix& w);
 Matrix linear_backward(const Matrix& dy, const Matrix& x, const Matrix& w, Matrix& dw);
@@ -222,7 +222,7 @@ StepUpdate learn(const StepOptions& o, const Policy& p, const Tokens& parent, co
   std::vector<Tokens> responses;
   for (const StepResponse& r : group)
     if (!r.weight.empty()) responses.emplace_back(r.tokens.begin(), r.tokens.begin() + std::ssize(r.weight));
-  const Pass x = forward(p, pack(parent, responses));
+  const Activations x = forward(p, pack(parent, responses));
   Matrix d_logits(x.logits.rows, p.s.vocab);
   StepUpdate u(p.s, o.rank);
   int64_t n = 0;
@@ -269,9 +269,9 @@ double adamw(const StepOptions& o, int t, const Parts& gradient, const Parts& m,
 
 // ---- the model
 
-Pass forward(const Policy& p, const Batch& batch) {
+Activations forward(const Policy& p, const Batch& batch) {
   const StepWeights& w = p.w;
-  Pass x;
+  Activations x;
   x.batch = batch;
   x.x = Matrix(std::ssize(batch.ids), p.s.width);
   for (int64_t n = 0; n < x.x.rows; n++) std::copy_n(w.embedding[batch.ids[n]], p.s.width, x.x[n]);
@@ -295,7 +295,7 @@ Pass forward(const Policy& p, const Batch& batch) {
 }
 
 // The same in reverse: from the gradient of the logits to that of every parameter.  dx follows the residual stream.
-void backward(const Policy& p, const Pass& x, const Matrix& d_logits, StepUpdate& u) {
+void backward(const Policy& p, const Activations& x, const Matrix& d_logits, StepUpdate& u) {
   const StepWeights& w = p.w;
   StepWeights& g = u.gradient;
   const Matrix d_hidden = linear_backward(d_logits, x.hidden, w.head, g.head);
@@ -368,7 +368,7 @@ std::vector<int64_t> reads(const Policy& p, const Segment& g, const Matrix& qkv,
 
 // The only place where tokens meet.  Every query meets the key of every token up to its own; a softmax of the products
 // gives weights, and the output is the mean of the values under them.  `lse` is the log (base 2) of its sum.
-void attention(const Policy& p, Pass& x) {
+void attention(const Policy& p, Activations& x) {
   const int64_t D = p.s.head_dim;
   x.o = Matrix(x.qkv.rows, p.s.heads * D), x.lse = Matrix(x.qkv.rows, p.s.heads);
   for (const Segment& g : x.batch.segments)
@@ -393,7 +393,7 @@ void attention(const Policy& p, Pass& x) {
 // d weight = do.v, and through the softmax d score = weight (do.v - do.o).  The weights, a number for every pair of
 // tokens, were not kept: they come back from the sum's logarithm, as in FlashAttention.  Keys and values of the prompt
 // collect from all responses, which is why the prompt stands last in the batch.
-Matrix attention_backward(const Policy& p, const Pass& x, const Matrix& d_o) {
+Matrix attention_backward(const Policy& p, const Activations& x, const Matrix& d_o) {
   const int64_t D = p.s.head_dim;
   const Matrix& qkv = x.qkv;
   Matrix d(qkv.rows, qkv.columns);

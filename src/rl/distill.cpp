@@ -44,7 +44,7 @@ Update student_update(const ActorKeys& actor, const DistillKeys& distill, int64_
       if (const auto t = trained.find(u.sample_of[member]); t != trained.end()) {
         set(member, teacher.of(teacher.logprob, t->second));
       } else if (!own[u.sample_of[member]].ref_logprob) {
-        if (others.size() == first) groups.push_back({g.prefix, {}, g.slot});
+        if (others.size() == first) groups.push_back({g.prefix, {}, g.shard});
         others.push_back(member);
         groups.back().members.push_back(m);
       }

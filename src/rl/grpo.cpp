@@ -12,7 +12,7 @@
 #include "rl/mismatch.h"
 #include "rl/obrs.h"
 #include "rl/schedule.h"
-#include "rl/slots.h"
+#include "rl/shards.h"
 
 namespace pare {
 
@@ -340,7 +340,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
         if (!(keep || run_.cache) || !std::binary_search(members.begin(), members.end(), k)) continue;
         Trajectory& s = to.emplace_back();
         s.group = keep ? groups : static_cast<int32_t>(before);
-        s.slot = static_cast<int32_t>(prompt % keys_.learner.slots);
+        s.shard = static_cast<int32_t>(prompt % keys_.learner.shards);
         s.member = static_cast<int32_t>(k);
         s.uid = q.uids[k];
         s.prompt = q.prompt;
@@ -376,7 +376,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
   metrics.set("tokens/discarded", static_cast<double>(stats.discarded_tokens));
   metrics.set("perf/graph_share", static_cast<double>(stats.graph_passes) / static_cast<double>(stats.forward_passes));
   report_kv(stats, KvCache::page_bytes(engine_.model.config, keys_.kv, engine_.model.dtype), metrics);
-  if (keys_.learner.slots > 1) metrics.set("timing_s/gen_wait", stats.waited / engine_.model.device.comm.ranks());
+  if (keys_.learner.shards > 1) metrics.set("timing_s/gen_wait", stats.waited / engine_.model.device.comm.ranks());
   metrics.set("rollout/gen_batches", static_cast<double>(batches));
   metrics.set("rollout/groups", static_cast<double>(groups));
   metrics.set("filter/zero_std_fraction", zero_std.mean());
@@ -469,7 +469,7 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
   LossSpec spec = loss_spec(keys_.actor, keys_.temperature);
   if (engine_.sampler_states) spec.centring = centring(c);  // else the sampler's distribution is the policy's
   UpdateTotals totals, students;
-  SlotTotals slots;
+  ShardTotals shards;
   const auto logprobs = [&](const std::vector<Group>& groups) {
     return Learner::logprobs(engine_.model, engine_.activations, groups, keys_.temperature, engine_.options);
   };
@@ -506,7 +506,7 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
         if (first) u.terms.old_logprob.assign(u.terms.old_logprob.size(), std::numeric_limits<double>::quiet_NaN());
         out = accumulate(engine_.learner, u, spec, engine_.reference);
         totals.add(u, out);
-        slots.add(engine_.learner, u.groups);
+        shards.add(engine_.learner, u.groups);
         if (first && keys_.checks && !engine_.student) totals.check(u, out);
         if (first && on_policy && !keys_.exact) report_mismatch(c, u, out, metrics);
       } else {  // nothing was left, or too little: the step is counted, nothing is learnt
@@ -525,7 +525,7 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
       if (d.order == DistillOrder::after) learn_student(student);
     }
   totals.report(metrics);
-  slots.report(metrics);
+  shards.report(metrics);
   if (c.off_policy_mask_threshold > 0 && totals.responses > 0)
     metrics.set("actor/off_policy_masked_fraction",
                 static_cast<double>(totals.masked) / static_cast<double>(totals.responses));

@@ -1,6 +1,7 @@
 #include "rl/loss.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "rl/aggregate.h"
 #include "rl/metrics.h"
@@ -49,7 +50,7 @@ Update make_update(const ActorKeys& actor, int64_t max_response_length, std::spa
     const TokenPlan& plan = plans[i];
     if (s.dropped() || plan.length == 0) continue;
     expect(!s.prompt.empty(), "a response without a prompt");
-    if (update.groups.empty() || s.group != group) update.groups.push_back({shared_tokens(s), {}, s.slot});
+    if (update.groups.empty() || s.group != group) update.groups.push_back({shared_tokens(s), {}, s.shard});
     group = s.group;
     std::vector<bool> kept(plan.length);
     for (int64_t t = 0; t < plan.length; t++) {
@@ -106,7 +107,7 @@ std::vector<Group> response_groups(std::span<const Trajectory> samples,
   int32_t group = -1;
   for (const Trajectory& s : samples) {
     if (wanted && !wanted(s)) continue;
-    if (groups.empty() || s.group != group) groups.push_back({shared_tokens(s), {}, s.slot});
+    if (groups.empty() || s.group != group) groups.push_back({shared_tokens(s), {}, s.shard});
     group = s.group;
     groups.back().members.push_back({s.tokens, {}, s.sampler_row, s.trace, s.kept});
   }

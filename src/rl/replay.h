@@ -11,7 +11,7 @@ enum class LearnerAttention { dense, replay };
 
 struct LearnerKeys {
   LearnerAttention attention = LearnerAttention::dense;
-  int64_t slots = 1;
+  int64_t shards = 1;
   Reduce reduce = Reduce::ordered;
   bool operator==(const LearnerKeys&) const = default;
 };

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "ops/data.h"
-#include "rl/slots.h"
+#include "rl/shards.h"
 
 namespace pare {
 
@@ -20,9 +20,9 @@ TokenOuts sft_step(Learner& learner, const std::vector<Group>& groups, const Ada
   for (const Group& g : groups) rows += packed_rows(g);
   metrics.set("train/loss", loss.mean());
   metrics.set("actor/entropy", entropy.mean());
-  SlotTotals slots;
-  slots.add(learner, groups);
-  slots.report(metrics);
+  ShardTotals shards;
+  shards.add(learner, groups);
+  shards.report(metrics);
   const double norm = learner.step(options);
   metrics.set("actor/grad_norm", norm);
   if (options.skip_nonfinite > 0) metrics.set("actor/nonfinite_updates", !std::isfinite(norm));

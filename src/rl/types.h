@@ -15,7 +15,7 @@ enum class Ruling { none, accepted, rejected };
 struct Trajectory {
   // From the rollout and the verifier.
   int32_t group = 0;                           // prompt of the batch
-  int32_t slot = 0;                            // Group::slot
+  int32_t shard = 0;                           // Group::shard
   int32_t member = 0;                          // response of the prompt, from 0
   uint64_t uid = 0;                            // sequence_uid: names its random draws
   std::vector<int32_t> prompt = {};            // token ids

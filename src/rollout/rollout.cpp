@@ -145,7 +145,7 @@ Rollout::State Rollout::make_state(const Sampling& sampling) const {
 void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   int64_t before = 0, first = 0;  // place of the draws of the pass before, and of this one
   if (!passes_.empty()) before = passes_.back().first, first = before + std::ssize(passes_.back().batch.draws);
-  Pass& pass = passes_.emplace_back(Pass{.batch = std::move(rows), .first = first, .counts = {}});
+  QueuedPass& pass = passes_.emplace_back(QueuedPass{.batch = std::move(rows), .first = first, .counts = {}});
   const Batch& batch = pass.batch;
   pass.counts.resize(batch.runs.size());
   Device& device = model_.device;
@@ -155,7 +155,7 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   Compressor* const compressor = sampling.dense ? nullptr : compressor_.get();
   if (compressor)
     compressor->counted = [&](const PagedRun& run, int64_t evicted) {
-      Pass::Count& c = pass.counts[&run - batch.runs.data()];
+      QueuedPass::Count& c = pass.counts[&run - batch.runs.data()];
       c.events++, c.evicted += evicted;
     };
 
@@ -185,7 +185,7 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
 
   // Before the events that follow the pass: what its attention saw.
   for (size_t i = 0; i < batch.runs.size() && batch.runs[i].decodes(); i++) {
-    Pass::Count& c = pass.counts[i];
+    QueuedPass::Count& c = pass.counts[i];
     for (int l = 0; l < cache_.layers(); l++)
       c.slots += static_cast<double>(cache_.slots(batch.runs[i].sequence, l)) / static_cast<double>(cache_.layers());
     c.read = policy ? policy->slots_read(batch.runs[i], c.slots) : c.slots;
@@ -217,7 +217,7 @@ Rollout::DrawInputs Rollout::draw_inputs(const Batch& batch, const Sampling& sam
 }
 
 // Only rows that a token is drawn from meet the LM head.
-void Rollout::draw(const Pass& pass, const DrawInputs& inputs, const Sampling& sampling, const State& state) {
+void Rollout::draw(const QueuedPass& pass, const DrawInputs& inputs, const Sampling& sampling, const State& state) {
   Device& device = model_.device;
   const ModelConfig& c = model_.config;
   const Tensor& hidden = state.hidden;
@@ -267,7 +267,7 @@ void Rollout::read(const State& state) {
 }
 
 // The books of a pass, but for what came after the end of a sequence.
-void Rollout::count(const Pass& pass, const std::vector<bool>& kept) {
+void Rollout::count(const QueuedPass& pass, const std::vector<bool>& kept) {
   const Batch& batch = pass.batch;
   stats_.forward_passes += !batch.ids.empty();
   stats_.prefill_tokens += batch.prefill;
@@ -275,7 +275,7 @@ void Rollout::count(const Pass& pass, const std::vector<bool>& kept) {
   double resident = 0, dense = 0;
   for (size_t i = 0; i < batch.runs.size(); i++) {
     const PagedRun& run = batch.runs[i];
-    const Pass::Count& c = pass.counts[i];
+    const QueuedPass::Count& c = pass.counts[i];
     if (run.decodes() && !kept[i]) continue;
     stats_.events += c.events, stats_.evicted += c.evicted;
     if (!run.decodes()) continue;
@@ -353,8 +353,9 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
       stats_.peak_sequences = std::max(stats_.peak_sequences, scheduler.in_flight());
       scheduler.advance(passes_.back().batch);
     } while (std::ssize(passes_) < lookahead && !scheduler.idle());
-    if (std::any_of(passes_.begin(), passes_.end(), [](const Pass& p) { return !p.batch.draws.empty(); })) read(state);
-    for (const Pass& pass : passes_) {
+    if (std::any_of(passes_.begin(), passes_.end(), [](const QueuedPass& p) { return !p.batch.draws.empty(); }))
+      read(state);
+    for (const QueuedPass& pass : passes_) {
       const std::vector<bool> kept = scheduler.settle(
           pass.batch, tokens_.data() + pass.first, logprobs_.data() + pass.first,
           sampling.hashes ? hashes_.data() + pass.first : nullptr,

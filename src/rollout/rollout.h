@@ -105,8 +105,8 @@ class Rollout {
     Tensor hash;     // i32 [.., 2], likewise; absent without Sampling::hashes
     Tensor kept;     // i32 [.., 1 + Sampling::kept_ids], likewise; absent without them
   };
-  // One that is queued.
-  struct Pass {
+  // A pass that is queued on the device.
+  struct QueuedPass {
     Batch batch;
     int64_t first = 0;  // draw: its place in State::token
     // Counts of each run: slots of the mean layer that its attention saw and read; events of its layers.
@@ -131,9 +131,9 @@ class Rollout {
   void check(const std::vector<Request>& requests, const Sampling& sampling) const;
   void run(Batch batch, const Sampling& sampling, const State& state);
   DrawInputs draw_inputs(const Batch& batch, const Sampling& sampling, Inputs& inputs) const;
-  void draw(const Pass& pass, const DrawInputs& inputs, const Sampling& sampling, const State& state);
+  void draw(const QueuedPass& pass, const DrawInputs& inputs, const Sampling& sampling, const State& state);
   void read(const State& state);
-  void count(const Pass& pass, const std::vector<bool>& kept);
+  void count(const QueuedPass& pass, const std::vector<bool>& kept);
   void skip_alike(Scheduler& scheduler, Seen& seen, int64_t all);
 
   const Model &model_, &dense_model_;
@@ -145,7 +145,7 @@ class Rollout {
   const KvResidency residency_, dense_residency_;
   std::unique_ptr<Compressor> compressor_;  // of evicting policies
   RolloutStats stats_;
-  std::vector<Pass> passes_;
+  std::vector<QueuedPass> passes_;
   std::vector<int32_t> tokens_;  // of all queued passes, once they are read
   std::vector<uint64_t> hashes_;
   std::vector<int32_t> kept_;

@@ -42,7 +42,7 @@ std::vector<Learner*> learners(Training& training) {
 
 // What lies in parts on the ranks: of each set of parameters that is trained the master, and the moments of its
 // learner.
-enum Part : size_t { master, first_moment, second_moment, parts };
+enum Part : size_t { master, first_moment, second_moment, kinds };
 
 using Sets = std::vector<const Parameters*>;
 Sets trained_sets(const Session& session) {
@@ -51,8 +51,8 @@ Sets trained_sets(const Session& session) {
 }
 
 // `learners`: of the sets, or none, where no moment is read.
-ShardReader shard_reader(const Sets& sets, const std::vector<Learner*>& learners) {
-  std::vector<ShardReader::Array> arrays;
+PartReader part_reader(const Sets& sets, const std::vector<Learner*>& learners) {
+  std::vector<PartReader::Array> arrays;
   for (size_t i = 0; i < sets.size(); i++) {
     const Parameters* const set = sets[i];
     arrays.push_back({set->cuts, [set](int64_t begin, int64_t count, float* out) {
@@ -68,15 +68,15 @@ ShardReader shard_reader(const Sets& sets, const std::vector<Learner*>& learners
 
 // The parameters of set `i`, while all ranks read or answer.  A folder of weights that are not finite could not be
 // read back.
-ParameterReader parameters_of(const Sets& sets, size_t i, ShardReader& shards) {
+ParameterReader parameters_of(const Sets& sets, size_t i, PartReader& reader) {
   const Parameters& set = *sets[i];
   const ParameterReader narrow = set.master ? ParameterReader() : set.reader();
-  return [&set, &shards, narrow, i](size_t parameter, int64_t begin, int64_t count, float* out) {
+  return [&set, &reader, narrow, i](size_t parameter, int64_t begin, int64_t count, float* out) {
     const Parameter& p = set.layout[parameter];
     if (narrow)
       narrow(parameter, begin, count, out);
     else
-      shards.read(i * parts + master, p.offset + begin, count, out);
+      reader.read(i * kinds + master, p.offset + begin, count, out);
     const float* const bad = std::find_if_not(out, out + count, [](float x) { return std::isfinite(x); });
     if (bad != out + count)
       throw Error(Exit::non_finite, cat("the weights are not finite and are not saved: ", p.name, " holds ",
@@ -84,15 +84,15 @@ ParameterReader parameters_of(const Sets& sets, size_t i, ShardReader& shards) {
   };
 }
 
-std::vector<NamedTensor> optimizer_tensors(const Sets& sets, ShardReader& shards) {
+std::vector<NamedTensor> optimizer_tensors(const Sets& sets, PartReader& reader) {
   std::vector<NamedTensor> tensors;
   for (size_t i = 0; i < sets.size(); i++)
     for (const Parameter& p : sets[i]->layout)
       for (const auto& [moment, prefix] : moments)
         tensors.push_back(
             {prefix + p.name, p.shape,
-             [&, array = i * parts + (moment == Moment::m ? first_moment : second_moment), offset = p.offset](
-                 int64_t begin, int64_t count, float* out) { shards.read(array, offset + begin, count, out); }});
+             [&, array = i * kinds + (moment == Moment::m ? first_moment : second_moment), offset = p.offset](
+                 int64_t begin, int64_t count, float* out) { reader.read(array, offset + begin, count, out); }});
   return tensors;
 }
 
@@ -106,7 +106,7 @@ struct TensorSet {
 // Writes the files into the folder that rank 0 names, each by one of the ranks of its machine, and their indexes by
 // rank 0, which gets the sums of all.  All ranks call it.  Throws on rank 0 if a rank could not write its files.
 FileSums write_together(const std::string& folder_of_first, const std::vector<TensorSet>& sets, Comm& comm,
-                        ShardReader& shards) {
+                        PartReader& reader) {
   const std::string folder = comm.broadcast(folder_of_first);
   const std::vector<int>& machines = comm.machines();
   const auto writers = std::count(machines.begin(), machines.end(), 0);
@@ -124,7 +124,7 @@ FileSums write_together(const std::string& folder_of_first, const std::vector<Te
   } catch (const Error& e) {
     code = e.code, error = e.what();
   }
-  shards.finish();
+  reader.finish();
   own.put(code), own.put_all(error), own.put(written.size());
   for (const auto& [name, sum] : written) own.put_all(name), own.put(sum.bytes), own.put_all(sum.xxh128);
   FileSums sums;
@@ -257,9 +257,9 @@ DType saved_dtype(const Session& session) {
   return DType::f32;
 }
 
-TensorSet model_files(const Sets& sets, const Session& session, DType dtype, ShardReader& shards) {
+TensorSet model_files(const Sets& sets, const Session& session, DType dtype, PartReader& reader) {
   return {"model", dtype,
-          deal_tensors("model", hf_tensors(session.model_config, parameters_of(sets, 0, shards)), dtype,
+          deal_tensors("model", hf_tensors(session.model_config, parameters_of(sets, 0, reader)), dtype,
                        session.config.trainer.max_file_bytes)};
 }
 
@@ -332,7 +332,7 @@ StateFile read_state(const std::string& folder) {
     s.initial_weights = j.at("initial_weights"), s.rows = j.at("rows");
     s.arithmetic = j.value("arithmetic", s.arithmetic);
     for (const auto& [name, sum] : j.at("files").items()) s.files[name] = {sum.at("bytes"), sum.at("xxh128")};
-    apply_toml(s.config, j.at("config").get<std::string>(), path);
+    apply_recorded(s.config, j.at("config").get<std::string>(), path);
     return s;
   } catch (const json::exception& e) {
     fail(path, ": ", json_error(e));
@@ -357,16 +357,16 @@ bool is_saved_file(const std::string& path) {
 void save_model(const std::string& path, const Session& session) {
   const Sets sets = trained_sets(session);
   Comm& comm = session.device.comm;
-  ShardReader shards = shard_reader(sets, {});
+  PartReader reader = part_reader(sets, {});
   const DType dtype = saved_dtype(session);
   std::vector<TensorSet> weights;
-  if (!session.frozen()) weights.push_back(model_files(sets, session, dtype, shards));
+  if (!session.frozen()) weights.push_back(model_files(sets, session, dtype, reader));
   const auto adapters = [&](const std::string& folder, const std::string& base, DType type) {
-    write_adapter_files(folder, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
+    write_adapter_files(folder, *session.adapters, parameters_of(sets, sets.size() - 1, reader),
                         session.adapters->spec.alpha, base, type);
   };
   const auto fill = [&](const std::string& folder) {
-    write_together(folder, weights, comm, shards);
+    write_together(folder, weights, comm, reader);
     if (session.frozen())
       adapters(folder, session.config.model.path, dtype);
     else
@@ -379,25 +379,25 @@ void save_model(const std::string& path, const Session& session) {
   if (comm.first())
     write_folder(path, fill, is_saved_file);
   else
-    write_together("", weights, comm, shards);
-  shards.finish();
+    write_together("", weights, comm, reader);
+  reader.finish();
 }
 
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state) {
   const Sets sets = trained_sets(session);
   Comm& comm = session.device.comm;
-  ShardReader shards = shard_reader(sets, learners(training));
+  PartReader reader = part_reader(sets, learners(training));
   std::vector<TensorSet> tensors;
-  if (!session.frozen()) tensors.push_back(model_files(sets, session, DType::f32, shards));
+  if (!session.frozen()) tensors.push_back(model_files(sets, session, DType::f32, reader));
   const DType type = training.learner().moments();
   tensors.push_back(
       {optimizer_name, type,
-       deal_tensors(optimizer_name, optimizer_tensors(sets, shards), type, session.config.trainer.max_file_bytes)});
+       deal_tensors(optimizer_name, optimizer_tensors(sets, reader), type, session.config.trainer.max_file_bytes)});
   const auto fill = [&](const std::string& folder) {
-    FileSums sums = write_together(folder, tensors, comm, shards);
+    FileSums sums = write_together(folder, tensors, comm, reader);
     // Adapters with alpha = rank are the bits on the device.
     const auto adapters = [&](const std::string& inner, const std::string& base) {
-      return write_adapter_files(inner, *session.adapters, parameters_of(sets, sets.size() - 1, shards),
+      return write_adapter_files(inner, *session.adapters, parameters_of(sets, sets.size() - 1, reader),
                                  static_cast<double>(session.adapters->spec.rank), base, DType::f32);
     };
     sums.merge(session.frozen() ? adapters(folder, session.config.model.path)
@@ -425,8 +425,8 @@ void save_checkpoint(const std::string& path, const Session& session, Training& 
   if (comm.first())
     write_folder(path, fill, is_saved_file);
   else
-    write_together("", tensors, comm, shards);
-  shards.finish();
+    write_together("", tensors, comm, reader);
+  reader.finish();
 }
 
 std::string checkpoint_damage(const std::string& path) {

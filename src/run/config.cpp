@@ -166,6 +166,13 @@ void apply_toml(Config& config, const std::string& document, const std::string& 
   for (const TomlItem& item : parse_toml(document, where)) apply(config, item);
 }
 
+void apply_recorded(Config& config, const std::string& document, const std::string& where) {
+  for (TomlItem& item : parse_toml(document, where)) {
+    if (item.key == "learner.slots") item.key = "learner.shards";
+    apply(config, item);
+  }
+}
+
 Config read_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes) {
   Reading reading;
   std::string name, last;

@@ -162,6 +162,8 @@ Config read_config(const std::vector<std::string>& files_and_overrides, std::vec
 
 // The parts of load_config.  Sets the keys of a document (it has no `base`) without looking for contradictions.
 void apply_toml(Config& config, const std::string& document, const std::string& where);
+// The same for a document that to_toml of this program or of an older one has written: keys may have their old names.
+void apply_recorded(Config& config, const std::string& document, const std::string& where);
 void check_config(const Config& config);
 // The type of weights and activations.
 DType act_type(DeviceKind device, ActType type);

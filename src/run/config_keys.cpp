@@ -32,7 +32,7 @@ const std::vector<KeySection>& config_sections() {
       {"algorithm.rpo", "responses that continue the beginning of earlier ones"},
       {"actor", "policy loss, mini-batches, token subsets"},
       {"actor.optim", "AdamW and its learning rate"},
-      {"learner", "attention of the learner, slots of an update"},
+      {"learner", "attention of the learner, shards of an update"},
       {"distill", "adapters of a block-sparse sampler, which learn to sample as the dense policy does"},
       {"exact", "what is compared between sampler and learner"},
       {"trainer", "device, steps, validation, files of a run"},

@@ -84,15 +84,16 @@ Groups actor_keys() {
             "attended to, so that their log-probs agree bit by bit",
             "pare")}},
       {{},
-       {KEY(learner.slots, within(1, 4096), "",
+       {KEY(learner.shards, within(1, 4096), "",
             "parts of an update, whose gradients are added in a fixed order, so that the number of ranks changes no "
             "bit; a multiple of the number of ranks",
             "pare")}},
-      {{is_not("learner.slots", "1")},
-       {KEY(learner.reduce, any, "",
-            "order in which the gradients of ranks are added. ordered: slot by slot; reduce_scatter: the order of the "
-            "library; reduce_scatter_bf16: the same, rounded to bf16 on the way",
-            "pare")}},
+      {{is_not("learner.shards", "1")},
+       {KEY(
+           learner.reduce, any, "",
+           "order in which the gradients of ranks are added. ordered: shard by shard; reduce_scatter: the order of the "
+           "library; reduce_scatter_bf16: the same, rounded to bf16 on the way",
+           "pare")}},
   };
 }
 

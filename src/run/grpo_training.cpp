@@ -179,7 +179,7 @@ void GrpoTraining::worst_case_step() {
   session_.ledger.phases.insert(std::move(rollout));
 }
 
-// So many groups more, and the learner does so much more: whole micro-batches of every slot, and whole updates.
+// So many groups more, and the learner does so much more: whole micro-batches of every shard, and whole updates.
 int64_t GrpoTraining::plan_period() const {
   const Config& c = config_;
   const int64_t response = c.data.max_response_length, suffix = longest_suffix(c.algorithm.rpo, response);
@@ -187,7 +187,7 @@ int64_t GrpoTraining::plan_period() const {
   for (const int64_t members : {c.rollout.n, kept_members(c)})
     for (const int64_t own : {response, suffix}) {  // the prefix of RPO is of the group, or of its members
       const int64_t rows = c.data.max_prompt_length + (response - own) + members * (own - 1);
-      period = std::lcm(period, c.learner.slots * std::max<int64_t>(c.actor.ppo_max_token_len / rows, 1));
+      period = std::lcm(period, c.learner.shards * std::max<int64_t>(c.actor.ppo_max_token_len / rows, 1));
     }
   return period;
 }

@@ -48,18 +48,19 @@ std::vector<std::string> Hints::after(const Metrics& m) {
        "alone "
        "is the validation's. saved is the part of their tokens that was not sampled; negative: first entries cost "
        "more.");
-  const double idle = m.get("slots/idle"), groups = m.get("slots/groups"), largest = m.get("slots/imbalance");
-  const auto slots = static_cast<long long>(config_.learner.slots);
+  const double idle = m.get("shards/idle"), groups = m.get("shards/groups"), largest = m.get("shards/imbalance");
+  const auto shards = static_cast<long long>(config_.learner.shards);
   hint(8, idle > 0,
-       format(
-           "an update had %.2g groups per slot (learner.slots = %lld): %.0f %% of the slots were empty and left their "
-           "ranks idle. Train on more groups per update or set fewer slots.",
-           groups, slots, 100 * idle));
-  hint(9, groups < 4 && largest > 1.2 && !(idle > 0),
-       format("the largest slot of an update had %.2f times the mean FLOPs, and all ranks wait for it: %.2g groups per "
-              "slot (learner.slots = %lld) are too few to balance. Use at least four%s.",
-              largest, groups, slots,
-              config_.trainer.balance_batch ? "" : ", or trainer.balance_batch=true, which deals groups by FLOPs"));
+       format("an update had %.2g groups per shard (learner.shards = %lld): %.0f %% of the shards were empty and left "
+              "their "
+              "ranks idle. Train on more groups per update or set fewer shards.",
+              groups, shards, 100 * idle));
+  hint(
+      9, groups < 4 && largest > 1.2 && !(idle > 0),
+      format("the largest shard of an update had %.2f times the mean FLOPs, and all ranks wait for it: %.2g groups per "
+             "shard (learner.shards = %lld) are too few to balance. Use at least four%s.",
+             largest, groups, shards,
+             config_.trainer.balance_batch ? "" : ", or trainer.balance_batch=true, which deals groups by FLOPs"));
   return hints;
 }
 

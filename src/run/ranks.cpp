@@ -18,16 +18,16 @@ namespace pare {
 
 void check_ranks(const Config& config, Comm& comm, bool trains) {
   const TrainerKeys& t = config.trainer;
-  const int64_t ranks = comm.ranks(), slots = config.learner.slots;
+  const int64_t ranks = comm.ranks(), shards = config.learner.shards;
   if (t.n_gpus_per_node > 0 && t.n_gpus_per_node != comm.node_ranks())
     fail("trainer.n_gpus_per_node = ", t.n_gpus_per_node, ", but ", comm.node_ranks(), " ranks were started on ",
          comm.host(), comm.ranks() == 1 ? cat("; --ranks ", t.n_gpus_per_node, " starts as many") : "");
   const int64_t nodes = comm.sum(comm.node_rank() == 0);
   if (t.nnodes > 0 && t.nnodes != nodes)
     fail("trainer.nnodes = ", t.nnodes, ", but ranks were started on ", nodes, " nodes");
-  if (!trains || slots % ranks == 0) return;
-  const int64_t next = (slots + ranks - 1) / ranks * ranks, eight = std::lcm(next, int64_t{8});
-  fail("learner.slots = ", slots, " cannot be dealt to ", ranks, " ranks; ", next, " can",
+  if (!trains || shards % ranks == 0) return;
+  const int64_t next = (shards + ranks - 1) / ranks * ranks, eight = std::lcm(next, int64_t{8});
+  fail("learner.shards = ", shards, " cannot be dealt to ", ranks, " ranks; ", next, " can",
        eight == next ? std::string() : cat(", and ", eight, " if the run is to move between 1, 2, 4 and 8 ranks"));
 }
 

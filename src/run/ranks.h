@@ -11,7 +11,7 @@
 namespace pare {
 
 // An Error(usage) where this number of ranks and nodes is not what the configuration asks for; `trains`: and where the
-// slots of an update cannot be dealt to them.
+// shards of an update cannot be dealt to them.
 void check_ranks(const Config& config, Comm& comm, bool trains);
 
 // Threads of this rank where nothing else is said: the cores that the ranks of this machine may use, shared.  0: alone.

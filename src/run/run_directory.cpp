@@ -195,7 +195,7 @@ RunCommand command_of_run(const std::string& path) {
   try {
     std::ifstream in(fs::path(path) / config_file, std::ios::binary);
     Config config;
-    apply_toml(config, std::string(std::istreambuf_iterator<char>(in), {}), config_file);
+    apply_recorded(config, std::string(std::istreambuf_iterator<char>(in), {}), config_file);
     if (config.trainer.command != RunCommand::any) return config.trainer.command;
     const RunLog log = read_run_log(path);
     if (log.series.contains("train/loss")) return RunCommand::sft;

@@ -45,10 +45,10 @@ SftTraining::SftTraining(Session& s)
 }
 
 // The problem, and what the teacher writes.
-Group SftTraining::group(const Task& task, const Problem& problem, double ramp, Rng& rng, int64_t slot) const {
+Group SftTraining::group(const Task& task, const Problem& problem, double ramp, Rng& rng, int64_t shard) const {
   std::vector<int32_t> completion = session_.encode_completion(problem, task.teach(problem, ramp, rng));
   if (const std::string what = excess(config_, completion); !what.empty()) fail(problem.where, ": ", what);
-  return {session_.encode_prompt(problem), {{std::move(completion)}}, slot};
+  return {session_.encode_prompt(problem), {{std::move(completion)}}, shard};
 }
 
 Metrics SftTraining::evaluate() {
@@ -63,7 +63,7 @@ Metrics SftTraining::evaluate() {
     const int64_t end = std::min(begin + config_.data.train_batch_size, task.size());
     std::vector<Group> groups;
     for (int64_t row = begin; row < end; row++)
-      groups.push_back(group(task, task.problem(row), 0, rng, row % config_.learner.slots));
+      groups.push_back(group(task, task.problem(row), 0, rng, row % config_.learner.shards));
     const TokenOuts out =
         Learner::logprobs(*session_.model, session_.activations, groups, 1, session_.learner_options());
     for (const double logprob : out.logprob) loss.add(-logprob);
@@ -92,7 +92,7 @@ Metrics SftTraining::step() {
     const Problem problem = session_.train->problem(row);
     uids.push_back(sequence_uid(static_cast<uint64_t>(epoch), static_cast<uint64_t>(row), 0, 0));
     Rng rng(key, static_cast<uint64_t>(i));
-    groups.push_back(group(*session_.train, problem, ramp, rng, i % c.learner.slots));
+    groups.push_back(group(*session_.train, problem, ramp, rng, i % c.learner.shards));
   }
   const double lr = learning_rate(c.actor.optim, step_, c.trainer.total_training_steps);
   const TokenOuts out = sft_step(learner_, groups, optimizer_options(c.actor, lr, seed, c.trainer.skip_nonfinite),
@@ -121,7 +121,7 @@ void SftTraining::worst_case_step() {
   const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);
   const Member m{std::vector<int32_t>(config_.data.max_response_length, session_.eos[0])};
   std::vector<Group> groups(config_.data.train_batch_size, Group{prompt, {m}});
-  for (size_t i = 0; i < groups.size(); i++) groups[i].slot = static_cast<int64_t>(i) % config_.learner.slots;
+  for (size_t i = 0; i < groups.size(); i++) groups[i].shard = static_cast<int64_t>(i) % config_.learner.shards;
   Metrics metrics;
   sft_step(learner_, groups, optimizer_options(config_.actor, config_.actor.optim.lr, 1), metrics, {});
 }

@@ -16,7 +16,7 @@ class SftTraining : public Training {
   void largest_batches() override;
 
  private:
-  Group group(const Task& task, const Problem& problem, double ramp, Rng& rng, int64_t slot) const;
+  Group group(const Task& task, const Problem& problem, double ramp, Rng& rng, int64_t shard) const;
 };
 
 }  // namespace pare

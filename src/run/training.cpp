@@ -73,7 +73,7 @@ void Training::end_step(Metrics& metrics) {
   }
   session_.set_memory(metrics);
   Comm& comm = session_.device.comm;
-  if (config_.learner.slots == 1) return;
+  if (config_.learner.shards == 1) return;
   int64_t sent = 0;
   for (const auto& phase : session_.ledger.phases) sent += session_.ledger.total(phase.first).sent;
   metrics.set("comm/bytes", static_cast<double>(comm.sum(sent)));

@@ -57,6 +57,7 @@ const std::map<std::string, std::string>& foreign_keys() {
       {"rollout.allow_truncated_sampling", "is not needed: the learner is of the distribution that is sampled"},
       {"rollout.enforce_eager", "is the environment variable PARE_GRAPHS=0 here"},
       {"rollout.ignore_eos", "does not exist here: a response ends with an EOS"},
+      {"learner.slots", "learner.shards"},  // its name until November 2026
       {"ref.log_prob_micro_batch_size_per_gpu", "actor.ppo_max_token_len"},
       {"ref.fsdp_config.param_offload", "does not exist here: nothing is offloaded"},
       {"nccl_timeout", "trainer.nccl_timeout"},

@@ -305,11 +305,11 @@ TEST(Ranks, FactsThatDifferAreNamed) {
   }
 }
 
-TEST(Ranks, SlotsThatCannotBeDealt) {
-  Config c = tiny_run("qwen3", {cat("learner.slots=", world().ranks() + 1)});
+TEST(Ranks, ShardsThatCannotBeDealt) {
+  Config c = tiny_run("qwen3", {cat("learner.shards=", world().ranks() + 1)});
   EXPECT_THROW(check_ranks(c, world(), true), Error);
   check_ranks(c, world(), false);
-  c.learner.slots = world().ranks();
+  c.learner.shards = world().ranks();
   check_ranks(c, world(), true);
   c.trainer.n_gpus_per_node = world().ranks(), c.trainer.nnodes = 1;
   check_ranks(c, world(), true);
@@ -406,25 +406,25 @@ void expect_same_run(TrainingKind kind, const Keys& keys, const Table& table, co
   }
 }
 
-Keys slots(int64_t n) { return {cat("learner.slots=", n), "trainer.val_before_train=true"}; }
+Keys shards(int64_t n) { return {cat("learner.shards=", n), "trainer.val_before_train=true"}; }
 const std::string kCorrection = "algorithm.rollout_correction.";
 const Keys kRkv = {"rollout.kv.method=rkv", "rollout.kv.evict.budget=4", "rollout.kv.evict.buffer=2",
                    "rollout.kv.evict.prompt=protect", "rollout.kv.window.size=2"};
 
-// 12 slots go into 1, 2, 3 and 4 ranks; 6 groups of them, so that half the slots are empty.
+// 12 shards go into 1, 2, 3 and 4 ranks; 6 groups of them, so that half the shards are empty.
 TEST(Ranks, TheNumberOfRanksChangesNoBit) {
-  const Keys twelve = slots(12);
+  const Keys twelve = shards(12);
   expect_same_run(TrainingKind::grpo, twelve, table_cpu, "qwen3");
   expect_same_run(TrainingKind::grpo, twelve + Keys{"actor.use_kl_loss=true"}, table_cpu, "llama");
-  expect_same_run(TrainingKind::grpo, slots(world().ranks()), table_cpu, "qwen2", 3);
-  expect_same_run(TrainingKind::grpo, slots(2 * world().ranks()) + Keys{"trainer.balance_batch=false"}, table_cpu);
-  expect_same_run(TrainingKind::grpo, slots(world().ranks()) + Keys{"data.train_batch_size=1"}, table_cpu, "llama");
+  expect_same_run(TrainingKind::grpo, shards(world().ranks()), table_cpu, "qwen2", 3);
+  expect_same_run(TrainingKind::grpo, shards(2 * world().ranks()) + Keys{"trainer.balance_batch=false"}, table_cpu);
+  expect_same_run(TrainingKind::grpo, shards(world().ranks()) + Keys{"data.train_batch_size=1"}, table_cpu, "llama");
   expect_same_run(TrainingKind::sft, twelve, table_cpu, "llama", 3);
   expect_same_run(TrainingKind::sft, twelve + Keys{"actor.optim.moments=bf16"}, table_cpu);
 }
 
 TEST(Ranks, NorDoesItWithTheMethods) {
-  const Keys twelve = slots(12);
+  const Keys twelve = shards(12);
   const auto same = [&](const Keys& keys, const Rewarded::Score& score = digits) {
     expect_same_run(TrainingKind::grpo, twelve + keys, table_cpu, "qwen3", 2, score);
   };
@@ -454,17 +454,17 @@ const Keys kSmallRun = {"data.train_batch_size=4",   "rollout.n=2",        "data
                         "actor.ppo_max_token_len=90"};
 TEST(Ranks, NorDoesItOnADeviceByNccl) {
   travel(DeviceComm::nccl);
-  expect_same_run(TrainingKind::grpo, slots(12) + kSmallRun, table_emu, "qwen3", 1);
+  expect_same_run(TrainingKind::grpo, shards(12) + kSmallRun, table_emu, "qwen3", 1);
   expect_same_run(TrainingKind::grpo,
-                  slots(12) + kSmallRun + Keys{"actor.use_kl_loss=true", "actor.optim.moments=bf16"}, table_emu,
+                  shards(12) + kSmallRun + Keys{"actor.use_kl_loss=true", "actor.optim.moments=bf16"}, table_emu,
                   "llama", 1);
   // Ranks without work wait on the host, while others need what their devices have to send.
-  expect_same_run(TrainingKind::grpo, slots(world().ranks()) + kSmallRun + Keys{"data.train_batch_size=1"}, table_emu,
+  expect_same_run(TrainingKind::grpo, shards(world().ranks()) + kSmallRun + Keys{"data.train_batch_size=1"}, table_emu,
                   "qwen3", 2);
 }
 TEST(Ranks, NorDoesItOnADeviceByTheHost) {
   travel(DeviceComm::host);
-  expect_same_run(TrainingKind::grpo, slots(12) + kSmallRun, table_emu, "qwen3", 1);
+  expect_same_run(TrainingKind::grpo, shards(12) + kSmallRun, table_emu, "qwen3", 1);
 }
 
 // It shows that the tests above can fail.
@@ -475,7 +475,7 @@ TEST(Ranks, TheLibrarysSumIsAnother) {
   double bytes = 0;
   for (const auto& [reduce, rounding] : {std::pair("reduce_scatter", 1e-4), {"reduce_scatter_bf16", 1e-2}}) {
     travel(rounding == 1e-4 ? DeviceComm::nccl : DeviceComm::host, table_emu_fast);
-    const Config config = tiny_run("llama", slots(12) + keys + Keys{cat("learner.reduce=", reduce)});
+    const Config config = tiny_run("llama", shards(12) + keys + Keys{cat("learner.reduce=", reduce)});
     RankRun ranks(TrainingKind::grpo, config, table_emu_fast, world(), digits),
         alone(TrainingKind::grpo, config, table_emu_fast, self(), digits);
     const Metrics m = ranks.training->step(), expected = alone.training->step();
@@ -497,14 +497,14 @@ TEST(Ranks, TheLibrarysSumIsAnother) {
 
 // Parts of the optimizer are what they should be, and no rank holds more.
 TEST(Ranks, HoldTheirPartOfTheOptimizer) {
-  const Config config = tiny_run("llama", slots(12));
+  const Config config = tiny_run("llama", shards(12));
   Session session(config, table_cpu, true, kSmall, true, world());
   const auto training = make_training(TrainingKind::grpo, session);
   const int64_t own = session.model->own(), all = session.model->size(), n = world().ranks();
   EXPECT_EQ(world().sum(own), all);
   EXPECT_LE(own, all / n + kPanel * session.model_config.ffn);
   EXPECT_LE(static_cast<int64_t>(session.optimizer.used()), 2 * 4 * own + 3 * 64);
-  EXPECT_LE(static_cast<int64_t>(session.gradients.used()), 4 * (all + 2 * own) + 3 * 64) << "two sums: 12 slots";
+  EXPECT_LE(static_cast<int64_t>(session.gradients.used()), 4 * (all + 2 * own) + 3 * 64) << "two sums: 12 shards";
 }
 
 }  // namespace

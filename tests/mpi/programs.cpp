@@ -32,11 +32,11 @@ class Ranks : public RankRuns {
   }
 };
 
-// mpirun with one rank, a program without it, and no slots: three times the same run.
-TEST_F(Ranks, OneSlotIsTheRunWithoutRanks) {
-  const Outcome one = job(part(1, "one", {"learner.slots=1"}));
+// mpirun with one rank, a program without it, and no shards: three times the same run.
+TEST_F(Ranks, OneShardIsTheRunWithoutRanks) {
+  const Outcome one = job(part(1, "one", {"learner.shards=1"}));
   ASSERT_EQ(one.code, 0) << one.err;
-  ASSERT_EQ(alone("alone", {"learner.slots=1"}).code, 0);
+  ASSERT_EQ(alone("alone", {"learner.shards=1"}).code, 0);
   expect_same("alone", "one", 4);
 }
 
@@ -185,9 +185,9 @@ TEST_F(Ranks, KilledAtAWrite) {
 }
 
 TEST_F(Ranks, ErrorKeepsItsExitCode) {
-  Outcome o = job(part(2, "slots", {"learner.slots=3"}));
+  Outcome o = job(part(2, "shards", {"learner.shards=3"}));
   EXPECT_EQ(o.code, 2);
-  EXPECT_NE(o.err.find("learner.slots = 3 cannot be dealt to 2 ranks; 4 can, and 8"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("learner.shards = 3 cannot be dealt to 2 ranks; 4 can, and 8"), std::string::npos) << o.err;
   o = job(part(2, "memory", {"rollout.kv_cache_bytes=1"}));
   EXPECT_EQ(o.code, 3) << o.err;
   Overrides lost = part(2, "lost", {"actor.optim.lr=1e30", "trainer.total_training_steps=9", "trainer.test_freq=0"});

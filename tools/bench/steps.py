@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Seconds of steps on this machine, as Markdown: against what `pare plan` predicts, and of ranks, slots and their balance.
+"""Seconds of steps on this machine, as Markdown: against what `pare plan` predicts, and of ranks, shards and their balance.
 
     tools/bench/steps.py plan [--pare build/pare] [--threads N] [--machine FILE] [--steps 5] [--only SHAPE]
     tools/bench/steps.py ranks [--pare build/mpi/pare] [--mpirun mpirun] [--pairs 5] [--steps 5] [--only SHAPE]
@@ -79,11 +79,11 @@ def ranks(o):
     cores = len(os.sched_getaffinity(0))
     two, half = f"trainer.threads={cores}", f"trainer.threads={max(1, cores // 2)}"
     comparisons = [  # name, shapes, A, B: keys and ranks
-        (f"1 rank x {cores} threads / 2 ranks x {max(1, cores // 2)}", o.shapes, (["learner.slots=2", two], 1),
-         (["learner.slots=2", half], 2)),
-        ("8 slots / 1, on one rank", o.shapes, (["learner.slots=8", two], 1), (["learner.slots=1", two], 1)),
+        (f"1 rank x {cores} threads / 2 ranks x {max(1, cores // 2)}", o.shapes, (["learner.shards=2", two], 1),
+         (["learner.shards=2", half], 2)),
+        ("8 shards / 1, on one rank", o.shapes, (["learner.shards=8", two], 1), (["learner.shards=1", two], 1)),
         ("dealt by cost / in turn, on 2 ranks", [s for s in o.shapes if s == "quickstart"],
-         (["learner.slots=2", half], 2), (["learner.slots=2", half, "trainer.balance_batch=false"], 2)),
+         (["learner.shards=2", half], 2), (["learner.shards=2", half, "trainer.balance_batch=false"], 2)),
     ]
     print("| A / B | shape | seconds of a step: A, B | step: A / B | rollout | update |\n|---|---|---|---|---|---|")
     for name, shapes, a, b in comparisons:

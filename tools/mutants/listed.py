@@ -8,7 +8,7 @@ LISTED = {
     ],
     "src/rl/grpo.cpp": [
         ("lr * scale", "lr", "too few accepted: the rate is not scaled"),
-        ("prompt % keys_.learner.slots", "groups % keys_.learner.slots", "slot by group, not by prompt"),
+        ("prompt % keys_.learner.shards", "groups % keys_.learner.shards", "shard by group, not by prompt"),
         ("for (const std::span<Trajectory> batch : batches) set_corrections(c, batch);", "set_corrections(c, samples_);",
          "corrections of the step, not of each batch"),
         ("s.kl_penalty / static_cast<double>(s.tokens.size())", "s.kl_penalty", "penalty not by token"),
@@ -44,7 +44,7 @@ LISTED = {
     "src/run/checkpoint.cpp": [
         ("needs_reference(config) || session.frozen()", "needs_reference(config)", "adapters on another base"),
     ],
-    "src/run/sft_training.cpp": [("i % c.learner.slots", "int64_t{0}", "all groups in slot 0")],
+    "src/run/sft_training.cpp": [("i % c.learner.shards", "int64_t{0}", "all groups in shard 0")],
     "src/run/run_directory.cpp": [
         ("if (step > state.training.step) remove_folder(step_path(step), is_saved_file);", "", "damaged later checkpoints stay"),
     ],
@@ -73,7 +73,6 @@ KNOWN = {
     ("model/learner_update.cpp", "std::min(count, kPiece)", "limit dropped"): "a buffer larger than its use",
     ("model/parameters.cpp", "std::max(begin, own_begin())", "limit dropped"): RANKS,
     ("model/parameters.cpp", "int64_t largest = 0, longest = 0", "constant"): "every matrix is larger than 1",
-    ("model/shards.cpp", "if (comm_.first())", "always"): RANKS,
     ("src/run/ranks.cpp", "for (size_t r = 0; r < all.size(); r++)", "last skipped"): RANKS,
     ("src/rollout/rollout.cpp", "if (comm.ranks() == 1) return sample", "guard dropped"):
         "of one rank the parts are the whole: only a copy",
@@ -95,7 +94,7 @@ KNOWN = {
         "what it overwrites is compared, differs, and is computed anew",
     ("model/lora.cpp", "rng_key(seed, RngStream::lora, 0)", "other stream"):
         "step 0 of the other stream is of `pare generate` alone",
-    ("model/shards.cpp", "in_turn[i] = static_cast<int>", "constant"): "the first is in slot 0 as the list begins",
+    ("model/parts.cpp", "in_turn[i] = static_cast<int>", "constant"): "the first is in shard 0 as the list begins",
     ("src/run/sft_training.cpp", "uids.push_back(sequence_uid(", "part of a key dropped"):
         "names within a hash, the same in every run that is compared",
     ("src/base/thread_pool.cpp", "spins < kSpins", "operand dropped"): "only time",
@@ -146,7 +145,7 @@ SAMPLE = [
     ("src/rl/corrections.cpp", "double mean(", "divisor dropped", "Corrections.GoldenRatios"),
     ("src/rollout/rollout.cpp", "if (!batch.draws.empty()) draw(", "never", "Rollout.PairsAreCountedOncePerSharedPrompt*"),
     ("src/run/hints.cpp", "if (applies && said_", "operand dropped", "Hints.OnlyWhatApplies"),
-    ("model/shards.cpp", "cuts.push_back(std::min(", "limit dropped", "Shards.CoverEveryElementOnce"),
+    ("model/parts.cpp", "cuts.push_back(std::min(", "limit dropped", "Parts.CoverEveryElementOnce"),
     ("tokenizer/sentencepiece.cpp", "for (int32_t id = kEos + 1;", "sign",
      "SentencePieceFile.SpecialPiecesDoNotComeOutOfText"),
     ("tokenizer/bpe.cpp", "for (uint32_t i = 0; i + 1 < n; i++) {", "sign", "BpeFile.MergesByRankLeftmostFirst"),

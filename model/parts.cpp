@@ -1,11 +1,11 @@
-#include "model/shards.h"
+#include "model/parts.h"
 
 #include <algorithm>
 #include <numeric>
 
 namespace pare {
 
-std::vector<int64_t> shard_cuts(const std::vector<ParameterBlock>& blocks, int ranks) {
+std::vector<int64_t> part_cuts(const std::vector<ParameterBlock>& blocks, int ranks) {
   const int64_t all = blocks.back().offset + blocks.back().size();
   std::vector<int64_t> cuts = {0};
   auto b = blocks.begin();
@@ -44,7 +44,7 @@ int64_t place_of(const std::vector<ParameterBlock>& blocks, int64_t cut, int64_t
 }
 
 // Every rank asks a question and sends each other rank its elements of that one's; returns false if all have finished.
-bool ShardReader::round(const Question& own, float* out) {
+bool PartReader::round(const Question& own, float* out) {
   const auto ranks = static_cast<size_t>(comm_.ranks());
   std::vector<Question> asked(ranks);
   std::vector<Comm::Piece> sent(ranks, {const_cast<Question*>(&own), sizeof own}), received;
@@ -72,30 +72,30 @@ bool ShardReader::round(const Question& own, float* out) {
   return any;
 }
 
-void ShardReader::read(size_t array, int64_t begin, int64_t count, float* out) {
+void PartReader::read(size_t array, int64_t begin, int64_t count, float* out) {
   if (comm_.ranks() == 1)
     arrays_[array].own(begin, count, out);
   else if (count > 0)
     round({array, begin, count}, out);
 }
 
-void ShardReader::finish() {
+void PartReader::finish() {
   while (comm_.ranks() > 1 && round({0, 0, 0}, nullptr)) {
   }
 }
 
-std::vector<int> deal(const std::vector<int64_t>& costs, int64_t slots) {
-  const auto largest = [&](const std::vector<int>& slot_of) {
-    std::vector<int64_t> load(static_cast<size_t>(slots));
-    for (size_t i = 0; i < costs.size(); i++) load[static_cast<size_t>(slot_of[i])] += costs[i];
+std::vector<int> deal(const std::vector<int64_t>& costs, int64_t shards) {
+  const auto largest = [&](const std::vector<int>& shard_of) {
+    std::vector<int64_t> load(static_cast<size_t>(shards));
+    for (size_t i = 0; i < costs.size(); i++) load[static_cast<size_t>(shard_of[i])] += costs[i];
     return *std::max_element(load.begin(), load.end());
   };
   std::vector<int> in_turn(costs.size()), by_cost(costs.size());
-  for (size_t i = 0; i < costs.size(); i++) in_turn[i] = static_cast<int>(static_cast<int64_t>(i) % slots);
+  for (size_t i = 0; i < costs.size(); i++) in_turn[i] = static_cast<int>(static_cast<int64_t>(i) % shards);
   std::vector<size_t> order(costs.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return costs[a] > costs[b]; });
-  std::vector<int64_t> load(static_cast<size_t>(slots));
+  std::vector<int64_t> load(static_cast<size_t>(shards));
   for (const size_t i : order) {
     const auto least = std::min_element(load.begin(), load.end());
     *least += costs[i], by_cost[i] = static_cast<int>(least - load.begin());

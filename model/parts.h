@@ -1,5 +1,5 @@
 // Partition of the optimizer over ranks (ZeRO stage 1; Rajbhandari et al. 2020): weights are whole on every rank,
-// master parameters, moments and the summed gradient lie in parts.  Also deals the groups of an update to slots.
+// master parameters, moments and the summed gradient lie in parts.  Also deals the groups of an update to shards.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -23,21 +23,21 @@ struct ParameterBlock {
 };
 
 // [ranks + 1]: rank r keeps elements [cuts[r], cuts[r + 1]) of the blocks, as many as any other but for a run.
-std::vector<int64_t> shard_cuts(const std::vector<ParameterBlock>& blocks, int ranks);
+std::vector<int64_t> part_cuts(const std::vector<ParameterBlock>& blocks, int ranks);
 // Returns the parts of the blocks between two cuts.
 std::vector<ParameterBlock> blocks_between(const std::vector<ParameterBlock>& blocks, int64_t begin, int64_t end);
 // Byte of Parameters::packed, which has `bytes`, at a cut.
 int64_t place_of(const std::vector<ParameterBlock>& blocks, int64_t cut, int64_t bytes);
 
 // Elements of several arrays that lie in parts on the ranks.  Any ranks read at the same time, and all of them answer.
-class ShardReader {
+class PartReader {
  public:
   struct Array {
-    std::vector<int64_t> cuts;  // shard_cuts
+    std::vector<int64_t> cuts;  // part_cuts
     // Reads elements [begin, begin + count), which are this rank's.
     std::function<void(int64_t begin, int64_t count, float* out)> own;
   };
-  ShardReader(Comm& comm, std::vector<Array> arrays) : comm_(comm), arrays_(std::move(arrays)) {}
+  PartReader(Comm& comm, std::vector<Array> arrays) : comm_(comm), arrays_(std::move(arrays)) {}
 
   void read(size_t array, int64_t begin, int64_t count, float* out);  // of any rank's elements
   // Answers the other ranks until no one reads any more.  All ranks call it after their last read().
@@ -54,8 +54,9 @@ class ShardReader {
   const std::vector<Array> arrays_;
 };
 
-// The slot of each item: by falling cost, ties to the lower index, each to the slot with the least so far, ties to the
-// lower slot; or in turn, item i to slot i mod slots, if that has no larger slot.  Depends on its arguments only.
-std::vector<int> deal(const std::vector<int64_t>& costs, int64_t slots);
+// The shard of each item: by falling cost, ties to the lower index, each to the shard with the least so far, ties to
+// the lower shard; or in turn, item i to shard i mod shards, if that has no larger shard.  Depends on its arguments
+// only.
+std::vector<int> deal(const std::vector<int64_t>& costs, int64_t shards);
 
 }  // namespace pare
