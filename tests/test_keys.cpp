@@ -300,7 +300,6 @@ Rows model_and_data_rows() {
   const auto train_set = session_number([](Session& s) { return prompt_fingerprint(*s.train); });
   const auto val_set = session_number([](Session& s) { return prompt_fingerprint(*s.val); });
   const auto shortest_val = session_number([](Session& s) { return val_prompt_lengths(s).min(); });
-  const auto longest_val = session_number([](Session& s) { return val_prompt_lengths(s).max(); });
   // A tokenizer with control tokens, which need a larger vocabulary than ssa's.
   const Overrides chat = {"model.path=", cat("model.config=", tiny_folder(), "bytes.json"), "model.init=fan_in",
                           cat("data.tokenizer=", tiny_folder(), "tokenizer.json"), "data.max_prompt_length=140"};
@@ -324,7 +323,6 @@ Rows model_and_data_rows() {
       {"data.min_statements", {ssa, {"data.min_statements=8"}, metric("prompt_length/min"), rises}},
       {"data.max_statements", {ssa, {"data.max_statements=2"}, metric("prompt_length/max"), falls}},
       {"data.val_min_statements", {ssa, {"data.val_min_statements=8"}, shortest_val, rises}},
-      {"data.val_max_statements", {ssa, {"data.val_max_statements=2"}, longest_val, falls}},
       {"data.noise", {teacher, {"data.noise=0"}, session_number(teacher_score), rises}},
       {"data.noise_ramp", {teacher, {"data.noise_ramp=1"}, sft_metric("train/loss"), differs}},
       {"data.tokenizer",  // puts a space in front of the prompt

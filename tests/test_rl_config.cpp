@@ -492,7 +492,7 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
       {{"model.path=x"}, "model.path", "model.config"},
       {{"model.config="}, "model.path", "model.config"},
       {{"data.min_statements=9"}, "data.min_statements", "data.max_statements"},
-      {{"data.val_min_statements=9"}, "data.val_min_statements", "data.val_max_statements"},
+      {{"data.val_min_statements=9"}, "data.val_min_statements", "data.max_statements"},
       {{"data.task=jsonl"}, "data.task", "data.train_files"},
       {{"data.train_files=x.jsonl", "data.task=ssa"}, "data.train_files", "data.task"},
       {{"data.task=jsonl", "data.train_files=x", "trainer.test_freq=3"}, "trainer.test_freq", "data.val_files"},
@@ -865,7 +865,7 @@ TEST(Presets, ValidationHasTheStatementsOfTrainingUnlessGiven) {
   const Config sft = load_config({"quickstart-sft"}), run = load_config({"quickstart"});
   EXPECT_EQ(sft.data.min_statements, 2);
   EXPECT_EQ(sft.data.val_min_statements, run.data.min_statements);
-  EXPECT_EQ(sft.data.val_max_statements, run.data.max_statements);
+  EXPECT_EQ(sft.data.max_statements, run.data.max_statements);
   EXPECT_EQ(run.data.val_min_statements, run.data.min_statements);
 }
 

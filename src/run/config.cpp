@@ -204,7 +204,6 @@ Config read_config(const std::vector<std::string>& files_and_overrides, std::vec
   if (config.trainer.experiment_name.empty()) config.trainer.experiment_name = name;
   DataKeys& data = config.data;
   if (data.val_min_statements == 0) data.val_min_statements = data.min_statements;
-  if (data.val_max_statements == 0) data.val_max_statements = data.max_statements;
   OverlongKeys& overlong = config.reward_model.overlong_buffer;
   if (overlong.enable && overlong.len == 0) overlong.len = std::max<int64_t>(config.data.max_response_length / 5, 1);
   if (notes) note_keys_without_effect(reading, *notes);

@@ -22,9 +22,8 @@ void check_data(const Config& c) {
   if (c.model.lora.target_modules.empty()) fail("model.lora.target_modules is empty: no layer would have an adapter");
   if (d.min_statements > d.max_statements)
     fail("data.min_statements = ", d.min_statements, " is more than data.max_statements = ", d.max_statements);
-  if (d.val_min_statements > d.val_max_statements)
-    fail("data.val_min_statements = ", d.val_min_statements,
-         " is more than data.val_max_statements = ", d.val_max_statements);
+  if (d.val_min_statements > d.max_statements)
+    fail("data.val_min_statements = ", d.val_min_statements, " is more than data.max_statements = ", d.max_statements);
   if (d.task == "jsonl") {
     if (d.train_files.empty() && d.val_files.empty())
       fail("data.task = \"jsonl\" needs data.train_files, which is empty");

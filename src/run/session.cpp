@@ -24,7 +24,7 @@ namespace {
 std::unique_ptr<Task> make_ssa(const DataKeys& d, bool val) {
   SsaConfig c = ssa_variant(d.variant);
   c.min_statements = static_cast<int>(val ? d.val_min_statements : d.min_statements);
-  c.max_statements = static_cast<int>(val ? d.val_max_statements : d.max_statements);
+  c.max_statements = static_cast<int>(d.max_statements);
   if (d.noise >= 0) c.noise = d.noise;
   return std::make_unique<SsaTask>(c, static_cast<uint64_t>(val ? d.val_seed : d.train_seed),
                                    val ? d.val_rows : d.train_rows);
