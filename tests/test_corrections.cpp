@@ -309,15 +309,12 @@ TEST(Corrections, GroupStatisticsOverTheAccepted) {
 
 TEST(Corrections, TooFewAccepted) {
   Keys k;
-  EXPECT_EQ(update_scale(k, {10, 0}), 1);
-  EXPECT_EQ(update_scale(k, {}), 1);
+  EXPECT_TRUE(enough_accepted(k, {10, 0}));
+  EXPECT_TRUE(enough_accepted(k, {}));
   k.min_accepted = 0.5;
-  EXPECT_EQ(update_scale(k, {10, 5}), 1);
-  EXPECT_EQ(update_scale(k, {10, 4}), 0);
-  EXPECT_EQ(update_scale(k, {}), 1);
-  k.too_few = TooFew::scale;
-  EXPECT_DOUBLE_EQ(update_scale(k, {10, 4}), 0.8);
-  EXPECT_EQ(update_scale(k, {10, 0}), 0);
+  EXPECT_TRUE(enough_accepted(k, {10, 5}));
+  EXPECT_FALSE(enough_accepted(k, {10, 4}));
+  EXPECT_TRUE(enough_accepted(k, {}));
 }
 
 // ---- what is logged

@@ -523,7 +523,6 @@ Rows correction_rows() {
        {geometric, {key("rollout_rs_threshold=[0.999, 1.001]")}, corr("rejection_rate"), rises}},
       {key("group_statistics"), {veto, {key("group_statistics=accepted")}, metric("critic/advantages/max"), differs}},
       {key("min_accepted"), {veto, {key("min_accepted=1")}, metric("actor/skipped_updates"), from_to(0, 1)}},
-      {key("too_few"), {veto + Overrides{key("min_accepted=1")}, {key("too_few=scale")}, movement, rises}},
       {key("score_centering"), {sparse, {key("score_centering=true")}, metric("actor/grad_norm"), differs}},
       {key("acceptance"), {sparse, {key("acceptance=true")}, peak(&Session::states), rises, true}},
       {"algorithm.obrs.enable", {sparse, {"algorithm.obrs.enable=true"}, metric("actor/grad_norm"), differs}},

@@ -119,10 +119,8 @@ Acceptance count_verdicts(std::span<const Trajectory> update) {
   return count;
 }
 
-double update_scale(const RolloutCorrectionKeys& keys, const Acceptance& count) {
-  const double least = keys.min_accepted * static_cast<double>(count.judged);
-  if (static_cast<double>(count.accepted) >= least) return 1;
-  return keys.too_few == TooFew::skip ? 0 : static_cast<double>(count.accepted) / least;
+bool enough_accepted(const RolloutCorrectionKeys& keys, const Acceptance& count) {
+  return static_cast<double>(count.accepted) >= keys.min_accepted * static_cast<double>(count.judged);
 }
 
 }  // namespace pare

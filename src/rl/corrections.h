@@ -28,7 +28,6 @@ enum class RolloutIs { none, paper, tis, icepop, released };
 enum class RatioLevel { token, sequence, geometric };
 enum class RolloutRs { none, token, sequence, geometric };
 enum class GroupStatistics { all, accepted };
-enum class TooFew { skip, scale };
 
 struct RolloutCorrectionKeys {
   double veto = 0;
@@ -42,7 +41,6 @@ struct RolloutCorrectionKeys {
   bool score_centering = false;
   GroupStatistics group_statistics = GroupStatistics::all;
   double min_accepted = 0;
-  TooFew too_few = TooFew::skip;
   bool acceptance = false;
   bool operator==(const RolloutCorrectionKeys&) const = default;
 };
@@ -89,7 +87,7 @@ struct Acceptance {
   int64_t judged = 0, accepted = 0;
 };
 Acceptance count_verdicts(std::span<const Trajectory> update);
-// The factor of the learning rate that min_accepted asks for; 0: skip the update.
-double update_scale(const RolloutCorrectionKeys& keys, const Acceptance& count);
+// False where min_accepted asks to skip the update.
+bool enough_accepted(const RolloutCorrectionKeys& keys, const Acceptance& count);
 
 }  // namespace pare

@@ -97,8 +97,8 @@ Groups correction_keys() {
             "responses that count in the mean and standard deviation of a group: all, or those not rejected",
             "Sparse-RL: all"),
         KEY(algorithm.rollout_correction.min_accepted, within(0, 1), "part of the judged responses",
-            "accepted part below which an update is skipped or scaled, since AdamW's steps do not shrink with the "
-            "gradient; 0: off",
+            "accepted part below which an update is skipped, since AdamW's steps do not shrink with the gradient; 0: "
+            "off",
             "pare")}},
       {{is_not("algorithm.rollout_correction.rollout_is", "none")},
        {KEY(algorithm.rollout_correction.rollout_is_level, any, "",
@@ -112,9 +112,6 @@ Groups correction_keys() {
       {{is_not("algorithm.rollout_correction.rollout_rs", "none")},
        {KEY(algorithm.rollout_correction.rollout_rs_threshold, at_least(0), "ratio",
             "smallest and largest xi of an accepted response, or of a token (verl's k1: the inverse)", "verl")}},
-      {{is_not("algorithm.rollout_correction.min_accepted", "0.0")},
-       {KEY(algorithm.rollout_correction.too_few, any, "",
-            "skips such an update, or scales its learning rate by accepted / min_accepted", "pare")}},
       {{is_not("rollout.kv.method", "dense"), is("learner.attention", {"dense"})},
        {KEY(algorithm.rollout_correction.acceptance, any, "",
             "logs the exact acceptance rate, the sum over the vocabulary of the smaller of the learner's and the "

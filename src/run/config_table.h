@@ -89,7 +89,6 @@ WORDS(RolloutIs, {"none", none}, {"paper", paper}, {"tis", tis}, {"icepop", icep
 WORDS(RatioLevel, {"token", token}, {"sequence", sequence}, {"geometric", geometric})
 WORDS(RolloutRs, {"none", none}, {"token", token}, {"sequence", sequence}, {"geometric", geometric})
 WORDS(GroupStatistics, {"all", all}, {"accepted", accepted})
-WORDS(TooFew, {"skip", skip}, {"scale", scale})
 WORDS(LengthReference, {"all", all}, {"correct", correct})
 WORDS(LengthForm, {"correct_only", correct_only}, {"printed", printed})
 WORDS(RpoCut, {"fixed", fixed}, {"half_shortest", half_shortest}, {"length", length})

@@ -7,7 +7,6 @@ LISTED = {
         ("std::abs(complex_of(*difference)) < 1e-5", "std::abs(complex_of(*difference)) < 1e-2", "near misses are right"),
     ],
     "src/rl/grpo.cpp": [
-        ("lr * scale", "lr", "too few accepted: the rate is not scaled"),
         ("prompt % keys_.learner.slots", "groups % keys_.learner.slots", "slot by group, not by prompt"),
         ("for (const std::span<Trajectory> batch : batches) set_corrections(c, batch);", "set_corrections(c, samples_);",
          "corrections of the step, not of each batch"),
