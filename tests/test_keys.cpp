@@ -673,8 +673,6 @@ Rows rpo_rows() {
         {"reward_model.length_reward.reference=correct"},
         metric("critic/rewards/mean"),
         differs}},
-      {"reward_model.length_reward.form",
-       {length, {"reward_model.length_reward.form=printed"}, metric("critic/rewards/min"), from_to(0, 0.5)}},
       {"algorithm.adv_std_floor", {{}, {"algorithm.adv_std_floor=3"}, metric("critic/advantages/max"), falls}},
   };
 }

@@ -652,7 +652,6 @@ TEST(ConfigCheck, Warnings) {
   EXPECT_TRUE(config_warnings(with({length, no_std})).empty());
   EXPECT_TRUE(config_warnings(with({length, "algorithm.adv_std_floor=0.1"})).empty());
   EXPECT_TRUE(config_warnings(with({length, "algorithm.adv_estimator=rloo"})).empty());
-  EXPECT_HAS(warning({length, no_std, "reward_model.length_reward.form=printed"}), "collapses");
   EXPECT_HAS(warning({length, no_std, "algorithm.adv_filter_threshold=0.1"}), "without a signal");
   EXPECT_HAS(warning({"algorithm.rpo.enable=true", "algorithm.rpo.max_cut=513"}), "data.max_response_length");
   EXPECT_TRUE(config_warnings(with({"algorithm.rpo.enable=true"})).empty());

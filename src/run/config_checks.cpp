@@ -386,10 +386,6 @@ std::vector<std::string> config_warnings(const Config& c) {
     lines.push_back(
         "reward_model.length_reward with algorithm.norm_adv_by_std_in_grpo: in a group of right answers one token more "
         "or less becomes a full advantage, whatever alpha is; turn the division off, or set algorithm.adv_std_floor");
-  if (length.enable && length.form == LengthForm::printed)
-    lines.push_back(
-        "reward_model.length_reward.form = printed gives a wrong answer .5, what a right one of mean length or more "
-        "gets: nothing but the length is rewarded, and the policy collapses to short answers");
   if (length.enable && c.algorithm.adv_filter_threshold > 0)
     lines.push_back(
         "reward_model.length_reward gives equally scored responses different rewards: "

@@ -23,10 +23,7 @@ Groups algorithm_keys() {
        {KEY(reward_model.length_reward.alpha, at_least(0), "1 / token", "steepness of the sigmoid",
             "RPO: 0.01; its code: 0.1, in words"),
         KEY(reward_model.length_reward.reference, any, "", "responses of the group whose mean length is the reference",
-            "RPO: all; its code: correct"),
-        KEY(reward_model.length_reward.form, any, "",
-            "scores of 0 or less. correct_only: unchanged; printed: clipped too, to .5",
-            "RPO's code: correct_only; RPO eq. 11: printed")}},
+            "RPO: all; its code: correct")}},
 
       {{},
        {KEY(algorithm.adv_estimator, any, "",

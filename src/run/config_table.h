@@ -90,7 +90,6 @@ WORDS(RatioLevel, {"token", token}, {"sequence", sequence}, {"geometric", geomet
 WORDS(RolloutRs, {"none", none}, {"token", token}, {"sequence", sequence}, {"geometric", geometric})
 WORDS(GroupStatistics, {"all", all}, {"accepted", accepted})
 WORDS(LengthReference, {"all", all}, {"correct", correct})
-WORDS(LengthForm, {"correct_only", correct_only}, {"printed", printed})
 WORDS(RpoCut, {"fixed", fixed}, {"half_shortest", half_shortest}, {"length", length})
 WORDS(SuffixCap, {"max_len", max_len}, {"removed", removed})
 WORDS(PrefixLoss, {"masked", masked}, {"included", included})
