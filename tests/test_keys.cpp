@@ -505,7 +505,7 @@ Rows correction_rows() {
   return {
       {key("veto"), {sparse, {key("veto=0.5")}, metric("tokens/trained"), falls}},
       {key("rollout_is"), {sparse, {key("rollout_is=paper")}, metric("actor/grad_norm"), differs}},
-      {key("rollout_is_level"), {paper, {key("rollout_is_level=sequence")}, corr("rollout_is_max"), differs}},
+      {key("rollout_is_level"), {paper, {key("rollout_is_level=geometric")}, corr("rollout_is_max"), differs}},
       {key("rollout_is_threshold"), {tis, {key("rollout_is_threshold=1.01")}, corr("weight_max"), falls}},
       {key("rollout_is_bounds"),
        {icepop, {key("rollout_is_bounds=[0.99, 1.01]")}, corr("rollout_rs_masked_fraction"), rises}},

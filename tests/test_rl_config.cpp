@@ -532,7 +532,7 @@ TEST(ConfigCheck, ContradictionsNameBothKeys) {
       {{"algorithm.rollout_correction.rollout_rs_threshold=[2, 1]"}, "rollout_rs_threshold", "lower bound"},
       {{"algorithm.rollout_correction.rollout_is=released"}, "rollout_correction.rollout_is", "actor.loss_agg_mode"},
       {{"algorithm.rollout_correction.rollout_is=released", "actor.loss_agg_mode=seq-mean-token-mean",
-        "algorithm.rollout_correction.rollout_is_level=sequence"},
+        "algorithm.rollout_correction.rollout_is_level=geometric"},
        "rollout_correction.rollout_is",
        "rollout_is_level"},
       {{"algorithm.rollout_correction.rollout_is=released", "actor.loss_agg_mode=seq-mean-token-mean",

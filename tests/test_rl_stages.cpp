@@ -72,12 +72,12 @@ TEST(Stages, WeightsOfTheKlHaveTheirOwnCorrection) {
   EXPECT_EQ(terms.kl_weight, (std::vector<double>{2 * plain, 0, plain, plain}));
 }
 
-// exp sees log-ratios within +-20, of tokens and of sequences.
+// exp sees log-ratios within +-20, of tokens and of their means.
 TEST(Stages, RatiosAreClamped) {
   const double most = std::exp(20.0), least = std::exp(-20.0);
   EXPECT_EQ(raw_weights(RatioLevel::token, std::vector<float>{50, -50, 800, -800, 20, 19.5f}),
             (std::vector<double>{most, least, most, least, most, std::exp(19.5)}));
-  EXPECT_EQ(raw_weights(RatioLevel::sequence, std::vector<float>{15, 15}), (std::vector<double>{most, most}));
+  EXPECT_EQ(raw_weights(RatioLevel::geometric, std::vector<float>{25, 35}), (std::vector<double>{most, most}));
   EXPECT_EQ(raw_weights(RatioLevel::geometric, std::vector<float>{-30, -40}), (std::vector<double>{least, least}));
 }
 

@@ -75,7 +75,7 @@ std::vector<double> raw_weights(RatioLevel level, std::span<const float> log_rat
   if (level == RatioLevel::token)
     std::transform(log_ratio.begin(), log_ratio.end(), xi.begin(), ratio);
   else
-    std::fill(xi.begin(), xi.end(), ratio(level == RatioLevel::sequence ? sum(log_ratio) : mean(log_ratio)));
+    std::fill(xi.begin(), xi.end(), ratio(mean(log_ratio)));
   return xi;
 }
 

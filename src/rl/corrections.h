@@ -25,7 +25,7 @@
 namespace pare {
 
 enum class RolloutIs { none, paper, tis, icepop, released };
-enum class RatioLevel { token, sequence, geometric };
+enum class RatioLevel { token, geometric };
 enum class RolloutRs { none, token, sequence, geometric };
 enum class GroupStatistics { all, accepted };
 
@@ -59,7 +59,7 @@ std::vector<float> log_ratios(const Trajectory& sample);
 // of the ratios lies outside rollout_rs_threshold.
 bool accepts(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio);
 
-// xi of each token: its own, the product over the response, or its geometric mean.
+// xi of each token: its own, or the geometric mean over the response.
 std::vector<double> raw_weights(RatioLevel level, std::span<const float> log_ratio);
 
 // F(xi) of each token; 0 where `rollout_rs` is token and xi of the token itself lies outside rollout_rs_threshold.  exp

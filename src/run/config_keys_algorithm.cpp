@@ -99,7 +99,7 @@ Groups correction_keys() {
             "pare")}},
       {{is_not("algorithm.rollout_correction.rollout_is", "none")},
        {KEY(algorithm.rollout_correction.rollout_is_level, any, "",
-            "level of xi: of the token, the product over the response, or its geometric mean", "verl: rollout_is"),
+            "level of xi: of the token, or the geometric mean over the response, which gspo needs", "verl: rollout_is"),
         KEY(algorithm.rollout_correction.rollout_is_threshold, above(0), "ratio",
             "largest weight of tis; the logged spread of xi clamps it to [1 / this, this] for every rollout_is",
             "verl: 2")}},
