@@ -427,7 +427,6 @@ Rows kv_rows() {
       {"rollout.kv.blocks.first", {quest, {"rollout.kv.blocks.first=3"}, logprobs, differs}},
       {"rollout.kv.blocks.last", {quest, {"rollout.kv.blocks.last=1"}, logprobs, differs}},
       {"rollout.kv.blocks.dense_layers", {quest, {"rollout.kv.blocks.dense_layers=1"}, read, rises}},
-      {"rollout.kv.blocks.schedule", {quest, {"rollout.kv.blocks.schedule=['0:5', '9:8']"}, read, rises}},
   };
 }
 

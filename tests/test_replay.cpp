@@ -74,7 +74,7 @@ TEST(Replay, ModelsTriggersAndPartsOfResponsesAreExact) {
 TEST(Replay, BlockSparseRolloutsAreExact) {
   for (const char* method : {"quest", "block_topk"})
     for (const Keys& keys :
-         {Keys{}, Keys{"rollout.kv.blocks.size=16"}, Keys{"rollout.kv.blocks.schedule=[\"0:2\", \"8:4\"]"},
+         {Keys{}, Keys{"rollout.kv.blocks.size=16"},
           Keys{"rollout.kv.blocks.dense_layers=0", "actor.ppo_max_token_len=1"}, Keys{"actor.token_subset=rpc"}}) {
       SCOPED_TRACE(cat(method, ' ', testing::PrintToString(keys)));
       const Seen s = steps(tiny_run("qwen3", sparse(method) + keys), 2);

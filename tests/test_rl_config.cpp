@@ -445,7 +445,7 @@ TEST(ConfigRead, FlatKeysOfTheCacheNameTheNested) {
         {"window.size", "window"},          {"h2o.normalise", "h2o_normalise"}, {"rkv.lambda", "rkv_lambda"},
         {"rkv.threshold", "rkv_threshold"}, {"pyramidkv.beta", "pyramid_beta"}, {"merge.method", "merge"},
         {"merge.keys", "merge_keys"},       {"blocks.size", "block"},           {"blocks.count", "blocks"},
-        {"blocks.first", "first_blocks"},   {"blocks.last", "last_blocks"},     {"blocks.schedule", "block_schedule"}};
+        {"blocks.first", "first_blocks"},   {"blocks.last", "last_blocks"}};
     const auto other = others.find(member);
     const std::string flat = kv + (other == others.end() ? last : other->second);
     EXPECT_EQ(load_message({flat + "=1"}), "command line: unknown key " + flat + "; the nearest is " + key.name);

@@ -1,7 +1,6 @@
 #include "kv/spec.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -105,26 +104,6 @@ int64_t KvResidency::last_sample_pages(int64_t prompt, int64_t fed, int64_t samp
       pages += start / kPageSlots - protected_slots(prompt) / kPageSlots;
   }
   return pages;
-}
-
-BlockBudget::BlockBudget(const KvSpec& spec) {
-  const auto number = [](std::string_view text, int64_t& x) {
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), x);
-    return code == std::errc() && end == text.data() + text.size();
-  };
-  for (const std::string& text : spec.blocks.schedule) {
-    const size_t colon = text.find(':');
-    Step step{};
-    if (colon == std::string::npos || !number(std::string_view(text).substr(0, colon), step.from) ||
-        !number(std::string_view(text).substr(colon + 1), step.blocks) ||
-        step.blocks < spec.blocks.first + spec.blocks.last ||
-        (steps_.empty() ? step.from != 0 : step.from <= steps_.back().from))
-      fail("rollout.kv.blocks.schedule: \"", text,
-           "\" is not FROM:BLOCKS with FROM ascending from 0 and BLOCKS at least ",
-           spec.blocks.first + spec.blocks.last, " (rollout.kv.blocks.first + rollout.kv.blocks.last)");
-    steps_.push_back(step);
-  }
-  if (steps_.empty()) steps_.push_back({0, spec.blocks.count});
 }
 
 int64_t BlockBudget::operator()(int64_t n) const {

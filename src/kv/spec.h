@@ -1,7 +1,6 @@
 // Which keys and values a rollout keeps or reads: the choice, and what follows from it without asking the device.
 #pragma once
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "ops/options.h"
@@ -59,7 +58,6 @@ struct KvMergeKeys {
 };
 struct KvBlockKeys {
   int64_t size = 16, count = 32, first = 1, last = 2, dense_layers = 2;
-  std::vector<std::string> schedule;  // "from:count", from ascending
   double acceptance_target = 0;
   int64_t acceptance_steps = 10;
   bool operator==(const KvBlockKeys&) const = default;
@@ -137,14 +135,15 @@ class KvResidency {
   std::vector<int64_t> budget_;
 };
 
-// Blocks that a decoded token reads of `n` (quest, block_topk): rollout.kv.blocks.count, or what the schedule says.
+// Blocks that a decoded token reads of `n` (quest, block_topk): rollout.kv.blocks.count, or what the acceptance rate
+// made of it (rl/block_budget.h).
 class BlockBudget {
  public:
   struct Step {
     int64_t from, blocks;
     bool operator==(const Step&) const = default;
   };
-  explicit BlockBudget(const KvSpec& spec);
+  explicit BlockBudget(const KvSpec& spec) : steps_{{0, spec.blocks.count}} {}
   explicit BlockBudget(std::vector<Step> steps) : steps_(std::move(steps)) {}  // one or more, from ascending from 0
   int64_t operator()(int64_t n) const;
   int64_t most() const;

@@ -136,7 +136,7 @@ void drop_what_does_not_hold(Reading& reading, bool alone, const std::string& la
 // A value as conditions spell it.
 std::string plain(const std::string& toml) { return toml.starts_with('"') ? toml.substr(1, toml.size() - 2) : toml; }
 
-std::string readable(const std::string& value) { return value.empty() || value == "[]" ? "empty" : value; }
+std::string readable(const std::string& value) { return value.empty() ? "empty" : value; }
 
 void note_keys_without_effect(const Reading& reading, std::vector<std::string>& notes) {
   const Config& c = reading.config;

@@ -148,10 +148,8 @@ Groups kv_keys() {
             "DistillSparse's code"),
         KEY(rollout.kv.blocks.dense_layers, at_least(0), "layers", "first layers, which attend to everything",
             "Quest, DistillSparse: 2"),
-        KEY(rollout.kv.blocks.schedule, any, "",
-            "FROM:BLOCKS pairs, the number of blocks selected from a context of FROM blocks on; replaces "
-            "rollout.kv.blocks.count",
-            "Sparrow (arXiv 2606.08446)")}},
+        KEY(rollout.kv.blocks.count, at_least(1), "blocks",
+            "blocks that a token attends to, the first and last ones included", "DistillSparse: 24, 32")}},
       {{block_sparse, is("learner.attention", {"dense"})},
        {KEY(rollout.kv.blocks.acceptance_target, within(0, 1), "fraction",
             "target of the 5 % quantile of the acceptance rate. The number of blocks is adapted to reach it, "
@@ -159,9 +157,6 @@ Groups kv_keys() {
             "Sparrow (arXiv 2606.08446): 0.86")}},
       {{block_sparse, is("learner.attention", {"dense"}), is_not("rollout.kv.blocks.acceptance_target", "0.0")},
        {KEY(rollout.kv.blocks.acceptance_steps, at_least(1), "steps", "interval of these adaptations", "pare")}},
-      {{block_sparse, is("rollout.kv.blocks.schedule", {"[]"})},
-       {KEY(rollout.kv.blocks.count, at_least(1), "blocks",
-            "blocks that a token attends to, the first and last ones included", "DistillSparse: 24, 32")}},
   };
 }
 

@@ -228,7 +228,7 @@ const std::map<std::string, std::string> flat_kv_keys = {
     {"window", "window.size"},          {"h2o_normalise", "h2o.normalise"}, {"rkv_lambda", "rkv.lambda"},
     {"rkv_threshold", "rkv.threshold"}, {"pyramid_beta", "pyramidkv.beta"}, {"merge", "merge.method"},
     {"merge_keys", "merge.keys"},       {"block", "blocks.size"},           {"blocks", "blocks.count"},
-    {"first_blocks", "blocks.first"},   {"last_blocks", "blocks.last"},     {"block_schedule", "blocks.schedule"},
+    {"first_blocks", "blocks.first"},   {"last_blocks", "blocks.last"},
 };
 
 std::string top(const std::string& key) { return key.substr(0, key.find('.')); }
