@@ -241,18 +241,15 @@ TEST(CudaKv, Mass) {
 }
 
 TEST(CudaKv, MassScores) {
-  for (bool normalise : {false, true}) {
-    const Scene s(1, 3, 8, {{300, 5, 9, 12, 0}, {16, 16, 0, 0, 0}});
-    const Body body = [&](Call& t) {
-      KvMassScores a{};
-      a.score = t.stat_out("score", {s.count(), s.kv_heads, s.max_slots}), a.mass_pages = s.slot_array(t, "mass_pages");
-      if (normalise) a.pos_pages = s.pos_pages(t), a.position = t.index("position", {2}, {1000, 2000});
-      a.src_pages = s.src_pages(t), a.events = s.event_list(t), a.work = s.work, a.normalise = normalise;
-      t.table.kv_mass_scores(a, {});
-    };
-    check(body, 0, false);
-    check_bits(body);
-  }
+  const Scene s(1, 3, 8, {{300, 5, 9, 12, 0}, {16, 16, 0, 0, 0}});
+  const Body body = [&](Call& t) {
+    KvMassScores a{};
+    a.score = t.stat_out("score", {s.count(), s.kv_heads, s.max_slots}), a.mass_pages = s.slot_array(t, "mass_pages");
+    a.src_pages = s.src_pages(t), a.events = s.event_list(t), a.work = s.work;
+    t.table.kv_mass_scores(a, {});
+  };
+  check(body, 0, false);
+  check_bits(body);
 }
 
 // ---- choice

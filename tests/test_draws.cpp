@@ -151,32 +151,6 @@ TEST(Draws, CoinsOfMergingDifferInLayerSequenceAndStep) {
   EXPECT_FALSE(keys.contains(3) || keys.contains(4)) << "the key of sampling";
 }
 
-// H2O divides by an age, which is counted from the newest token: the position of the event is its position.
-TEST(Events, PositionIsThatOfTheNewestToken) {
-  static int64_t events;
-  events = 0;
-  Table spy = table_cpu;
-  spy.kv_mass_scores = [](const KvMassScores& a, Stream s) {
-    const auto* const list = a.events.as<int32_t>();
-    const auto* const src = a.src_pages.as<int32_t>();
-    const auto* const pos = a.pos_pages.as<int32_t>();
-    for (int64_t i = 0; i < a.events.shape[0]; i++, events++) {
-      const int32_t newest = list[i * a.events.shape[1]] - 1;
-      const int32_t page = src[i * a.src_pages.stride[0] + newest / kPageSlots];
-      for (int64_t h = 0; h < a.pos_pages.shape[1]; h++)
-        EXPECT_EQ(a.position.as<int32_t>()[i],
-                  pos[(page * a.pos_pages.shape[1] + h) * kPageSlots + newest % kPageSlots]);
-    }
-    table_cpu.kv_mass_scores(a, s);
-  };
-  KvSpec spec = small_budget(KvMethod::h2o);
-  spec.h2o.normalise = true;
-  Generator g(spy, config(), with(spec));
-  Rng rng(rng_key(6, RngStream::test, 9));
-  g.rollout.generate({{random_ids(rng, 20, config().vocab), {5, 6}, 40}}, {.key = 3, .eos = {}});
-  EXPECT_GT(events, 10);
-}
-
 // The rows of a window are the queries in the order in which they were written, the oldest first,
 // wherever the ring begins.
 TEST(Events, WindowsBeginWithTheOldestQuery) {

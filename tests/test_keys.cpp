@@ -413,7 +413,6 @@ Rows kv_rows() {
       {"rollout.kv.window.pooling_kernel", {snapkv, {"rollout.kv.window.pooling_kernel=1"}, logprobs, differs}},
       {"rollout.kv.rkv.lambda", {rkv, {"rollout.kv.rkv.lambda=1"}, logprobs, differs}},
       {"rollout.kv.rkv.threshold", {rkv, {"rollout.kv.rkv.threshold=0.9"}, logprobs, differs}},
-      {"rollout.kv.h2o.normalise", {base("h2o"), {"rollout.kv.h2o.normalise=true"}, logprobs, differs}},
       {"rollout.kv.pyramidkv.beta", {base("pyramidkv"), {"rollout.kv.pyramidkv.beta=2"}, logprobs, differs}},
       {"rollout.kv.merge.method", {snapkv, {"rollout.kv.merge.method=lookm_pivot"}, logprobs, differs}},
       {"rollout.kv.merge.keys",

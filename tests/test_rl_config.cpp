@@ -442,10 +442,10 @@ TEST(ConfigRead, FlatKeysOfTheCacheNameTheNested) {
     const std::string member = key.name.substr(kv.size()), group = member.substr(0, member.find('.'));
     const std::string last = member.substr(group.size() + 1);
     const std::map<std::string, std::string> others = {
-        {"window.size", "window"},          {"h2o.normalise", "h2o_normalise"}, {"rkv.lambda", "rkv_lambda"},
-        {"rkv.threshold", "rkv_threshold"}, {"pyramidkv.beta", "pyramid_beta"}, {"merge.method", "merge"},
-        {"merge.keys", "merge_keys"},       {"blocks.size", "block"},           {"blocks.count", "blocks"},
-        {"blocks.first", "first_blocks"},   {"blocks.last", "last_blocks"}};
+        {"window.size", "window"},          {"rkv.lambda", "rkv_lambda"}, {"rkv.threshold", "rkv_threshold"},
+        {"pyramidkv.beta", "pyramid_beta"}, {"merge.method", "merge"},    {"merge.keys", "merge_keys"},
+        {"blocks.size", "block"},           {"blocks.count", "blocks"},   {"blocks.first", "first_blocks"},
+        {"blocks.last", "last_blocks"}};
     const auto other = others.find(member);
     const std::string flat = kv + (other == others.end() ? last : other->second);
     EXPECT_EQ(load_message({flat + "=1"}), "command line: unknown key " + flat + "; the nearest is " + key.name);

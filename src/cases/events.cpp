@@ -41,11 +41,6 @@ Call kv_mass_scores(Operands& o, const Dims& d) {
   const Events v(d);
   KvMassScores a{};
   a.score = o.stat_out("score", v.score(d)), a.mass_pages = o.stat_in("mass_pages", v.pages.beside(d), positive());
-  a.normalise = d["normalise"];
-  if (a.normalise) {
-    a.pos_pages = o.index("pos_pages", v.pages.beside(d), v.pages.positions(d["K"]));
-    a.position = o.index("position", {v.count()}, std::vector<int32_t>(v.list.size(), 1000));
-  }
   a.src_pages = v.put_pages(o), a.events = v.put_events(o), a.work = v.work;
   return a;
 }
@@ -104,8 +99,7 @@ std::vector<OpCase> event_cases() {
                           "window=3,kernel=3,aggregate=2,span=1", "window=1,kernel=33,aggregate=2,pool=1"}),
            kv_window_scores},
           {"kv_redundancy", dims, sizes, kv_redundancy},
-          {"kv_mass_scores", dims + std::vector{edge("normalise", "1: by the queries that saw a slot")},
-           with(sizes, {"", "normalise=1"}), kv_mass_scores},
+          {"kv_mass_scores", dims, sizes, kv_mass_scores},
           {"kv_select",
            dims + std::vector{edge("shared", "1: one choice for all heads"), edge("recent", "1: the newest stay")},
            with(sizes, {"", "shared=1", "recent=1"}), kv_select},

@@ -137,8 +137,6 @@ void kv_mass_scores(const KvMassScores& a, Stream) {
   constexpr const char* op = "kv_mass_scores";
   const int64_t n = a.events.shape[0], pages = a.mass_pages.shape[0], kv_heads = a.mass_pages.shape[1];
   const float* const mass = a.mass_pages.as<float>();
-  const int32_t* const pos = a.normalise ? a.pos_pages.as<int32_t>() : nullptr;
-  const int32_t* const position = a.normalise ? a.position.as<int32_t>() : nullptr;
   const KvEvent* const events = read_events(op, a.events);
   const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
   float* const score = event_scores(op, a.score, events);
@@ -149,8 +147,7 @@ void kv_mass_scores(const KvMassScores& a, Stream) {
         for (int64_t s = events[i].first; s < events[i].slots - events[i].recent; s++) {
           const int64_t at =
               (src[i * a.src_pages.stride[0] + s / kPageSlots] * kv_heads + h) * kPageSlots + s % kPageSlots;
-          float& y = score[(i * kv_heads + h) * a.score.shape[2] + s];
-          y = a.normalise ? mass[at] / static_cast<float>(position[i] - pos[at] + 1) : mass[at];
+          score[(i * kv_heads + h) * a.score.shape[2] + s] = mass[at];
         }
   });
 }

@@ -43,7 +43,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   Device& device = cache_.device();
   const auto n = static_cast<int64_t>(due.size()), width = cache_.max_pages();
   std::vector<KvEvent> list;
-  std::vector<int32_t> src_pages(n * width), dst_pages(n * width), tokens, rings;
+  std::vector<int32_t> src_pages(n * width), dst_pages(n * width), rings;
   int64_t most_slots = 0, most_kept = 0;
   for (int64_t i = 0; i < n; i++) {
     const auto& [run, layer] = due[i];
@@ -55,7 +55,6 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
                     .recent = static_cast<int32_t>(policy_.forced_last(budget)),
                     .keep = static_cast<int32_t>(kept),
                     .window_row = policy_.window_row(layer, run->sequence)});
-    tokens.push_back(run->tokens - 1);
     rings.push_back(run->tokens % policy_.window());
     cache_.cut(run->sequence, layer, first, first + kept, run->decodes(), src_pages.data() + i * width,
                dst_pages.data() + i * width);
@@ -76,11 +75,10 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   const Tensor keep = scratch.alloc("kv.keep", DType::i32, {n, model_.config.kv_heads, most_kept});
   const bool renumber = spec_.streaming_llm.rope == KvRope::cache_index;
   cache_.copy_cut(scratch);
-  const Tensor positions = upload("kv.positions", tokens.data(), 1, n).flat();
   const Tensor oldest = upload("kv.oldest", rings.data(), 1, n).flat();
   const Tensor score = scratch.alloc("kv.score", model_.stat, {n, model_.config.kv_heads, pages * kPageSlots});
   const KvWork work = kv_work(list.data(), n);
-  policy_.score({events, src, positions, oldest, work}, score, scratch);
+  policy_.score({events, src, oldest, work}, score, scratch);
   device.kv_select({.keep = keep,
                     .score = work.kept == work.slots - work.candidates ? Tensor{} : score,  // all of it is forced
                     .events = events,

@@ -37,10 +37,6 @@ struct StreamingLlmKeys {
   KvRope rope = KvRope::absolute;
   bool operator==(const StreamingLlmKeys&) const = default;
 };
-struct H2oKeys {
-  bool normalise = false;
-  bool operator==(const H2oKeys&) const = default;
-};
 struct RkvKeys {
   double lambda = 0.1, threshold = 0.5;
   bool operator==(const RkvKeys&) const = default;
@@ -67,7 +63,6 @@ struct KvSpec {
   KvEvictKeys evict;
   KvWindowKeys window;
   StreamingLlmKeys streaming_llm;
-  H2oKeys h2o;
   RkvKeys rkv;
   PyramidKvKeys pyramidkv;
   KvMergeKeys merge;

@@ -114,29 +114,22 @@ struct KvRedundancy {
   auto outputs() const { return std::array{score}; }
 };
 
-// H2O: score = mass (AttnPaged), or, if normalise, mass / (number of queries that saw the slot: position - pos +
-// 1).
+// H2O: score = mass (AttnPaged).
 struct KvMassScores {
   Tensor score;              // stat [E, K, max_slots] out in the candidates, the rest is left alone
   Tensor mass_pages;         // stat [pages, K, 16]
-  Tensor pos_pages;          // i32 [pages, K, 16]; absent unless normalise
   Tensor src_pages, events;  // as in KvWindowScores
-  Tensor position;           // i32 [E]: absolute position of the newest token; absent unless normalise
   KvWork work;
-  bool normalise;
   void check(Contract& c) const {
     const int64_t pages = mass_pages.shape[0], K = mass_pages.shape[1];
     c.stat("mass_pages", mass_pages, {pages, K, kPageSlots});
     detail::check_event_pages(c, "src_pages", src_pages, events);
     detail::check_events(c, events);
     detail::check_score(c, score, events, K);
-    if (!normalise) return;
-    c.index("pos_pages", pos_pages, {pages, K, kPageSlots});
-    c.index("position", position, {events.shape[0]});
   }
   Cost cost() const {
     const int64_t n = work.candidates * mass_pages.shape[1], stat = static_cast<int64_t>(dtype_size(score.dtype));
-    return {normalise ? n : 0, n * (stat + (normalise ? 4 : 0)) + detail::total_bytes(events), n * stat};
+    return {0, n * stat + detail::total_bytes(events), n * stat};
   }
   auto outputs() const { return std::array{score}; }
 };

@@ -186,16 +186,7 @@ void kv_mass_scores(const KvMassScores& a, Stream) {
       expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
       const EventPages page{View<int32_t>(a.src_pages), i};
       for (int64_t h = 0; h < kv_heads; h++)
-        for (int64_t s = e.first; s < e.slots - e.recent; s++) {
-          int32_t queries = 1;
-          if (a.normalise) {
-            const int32_t pos = View<int32_t>(a.pos_pages)(page(s), h, s % kPageSlots);
-            queries = View<int32_t>(a.position)(i) - pos + 1;
-            expect(pos >= 0 && queries > 0, "ref: ", op, ": slot ", s, " of event ", i, " holds position ", pos,
-                   ", the newest is ", View<int32_t>(a.position)(i));
-          }
-          score(i, h, s) = static_cast<T>(double(mass(page(s), h, s % kPageSlots)) / queries);
-        }
+        for (int64_t s = e.first; s < e.slots - e.recent; s++) score(i, h, s) = mass(page(s), h, s % kPageSlots);
     }
   });
 }

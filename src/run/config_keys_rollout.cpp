@@ -115,9 +115,6 @@ Groups kv_keys() {
             "positions of the rotary embedding: those of the text, or those within the cache, which the learner cannot "
             "replay",
             "StreamingLLM: cache_index")}},
-      {{method({"h2o"})},
-       {KEY(rollout.kv.h2o.normalise, any, "",
-            "divides the attention that a token has received by the number of queries that could see it", "kvpress")}},
       {{method({"rkv"})},
        {KEY(rollout.kv.rkv.lambda, within(0, 1), "", "weight of attention against redundancy; 1: snapkv",
             "Sparse-RL: 0.1")}},

@@ -29,7 +29,6 @@ LISTED = {
         ("std::exp(std::clamp(log_ratio, -20.0, 20.0))", "std::exp(log_ratio)", "log-ratio not clamped"),
     ],
     "src/kv/compressor.cpp": [
-        ("run->tokens - 1", "run->tokens", "position of the event off by one"),
         ("run->tokens % policy_.window()", "(run->tokens + 1) % policy_.window()", "ring starts one query late"),
         ("sequence_uid(d.run->uid, static_cast<uint64_t>(d.layer), 0, 0)", "sequence_uid(d.run->uid, 0, 0, 0)",
          "the same coins in every layer"),
