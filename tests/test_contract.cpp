@@ -234,12 +234,6 @@ TEST(Contract, OfEvents) {
   EXPECT_EQ(refusal(&Device::kv_merge, a), "kv_merge: threshold is absent, expected f32[0]");
   a.kind = KvMergeKind::value, a.keys = MergeKeys::unrotated;
   EXPECT_EQ(refusal(&Device::kv_merge, a), "kv_merge: this kind of merging leaves keys alone");
-  c.sinks = 17;
-  EXPECT_EQ(refusal(&Device::kv_compact, c),
-            "kv_compact: sinks is 17, expected 0 to 16, and an even head dim where there are any: k_pages is "
-            "f32[9, 2, 8, 16]");
-  c.sinks = 2;
-  EXPECT_EQ(refusal(&Device::kv_compact, c), "kv_compact: rope is absent, expected f32[0, 8]");
   const KvSelect select{.keep = c.keep,
                         .score = {},
                         .events = c.events,

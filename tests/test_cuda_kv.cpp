@@ -300,13 +300,12 @@ TEST(CudaKv, SelectAmongManyThousands) {
 
 // ---- compaction
 
-void compact(Call& t, const Scene& s, int fresh, int32_t sinks) {
+void compact(Call& t, const Scene& s, int fresh) {
   KvCompact a{};
   a.k_pages = s.k_pages(t), a.v_pages = s.v_pages(t), a.pos_pages = s.pos_pages(t);
   a.mass_pages = s.slot_array(t, "mass_pages");
   a.keep = s.keep(t), a.src_pages = s.src_pages(t), a.dst_pages = s.dst_pages(t, fresh);
-  a.events = s.event_list(t), a.work = s.work, a.sinks = sinks;
-  if (sinks) a.rope = t.stat("rope", {s.max_slots, s.d});
+  a.events = s.event_list(t), a.work = s.work;
   t.table.kv_compact(a, {});
 }
 
@@ -315,15 +314,8 @@ TEST(CudaKv, CompactMovesBits) {
   for (int64_t d : {32, 20})
     for (int32_t kept : {290, 150, 7}) {
       const Scene s(1, 1, d, {{311, 5, 6, kept, 0}, {80, 0, 3, 7, 0}});
-      for (int fresh : {0, 2}) check_bits([&](Call& t) { compact(t, s, fresh, 0); });
+      for (int fresh : {0, 2}) check_bits([&](Call& t) { compact(t, s, fresh); });
     }
-}
-
-TEST(CudaKv, CompactTurnsSinks) {
-  const Scene s(1, 2, 24, {{90, 5, 6, 40, 0}, {33, 16, 3, 7, 0}});
-  const Body body = [&](Call& t) { compact(t, s, 0, 4); };
-  check(body);
-  check_bits(body);
 }
 
 // ---- merging
@@ -384,7 +376,7 @@ TEST(CudaKv, EventsAreIndependent) {
       Call t(table_kernels, act), r(table_kernels, act), c(table_kernels, act);
       window_scores(t, s, {GqaAgg::max_logit, SoftmaxSpan::exclude_window, Pool::max, 7});
       redundancy(r, s);
-      compact(c, s, 0, 0);
+      compact(c, s, 0);
       std::string bits;
       for (int64_t h = 0; h < 2; h++)
         for (Call* x : {&t, &r}) bits += (*x)["score"].bits(h * s.max_slots, h * s.max_slots + one.slots);

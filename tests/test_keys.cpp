@@ -377,7 +377,6 @@ Rows kv_rows() {
                      "rollout.kv.blocks.size=4",    "rollout.kv.blocks.count=5",   "rollout.kv.blocks.dense_layers=0"};
   };
   const Overrides snapkv = base("snapkv"), rkv = base("rkv"), streaming = base("streaming_llm"), quest = base("quest");
-  const Overrides free_streaming = streaming + Overrides{"rollout.kv.evict.prompt=compress"};
   return {
       {"rollout.kv.method", {base("dense"), {"rollout.kv.method=rkv"}, resident, falls}},
       {"rollout.kv.evict.budget",
@@ -403,8 +402,6 @@ Rows kv_rows() {
         differs}},
       {"rollout.kv.window.size", {snapkv, {"rollout.kv.window.size=6"}, logprobs, differs}},
       {"rollout.kv.streaming_llm.sinks", {streaming, {"rollout.kv.streaming_llm.sinks=0"}, logprobs, differs}},
-      {"rollout.kv.streaming_llm.rope",
-       {free_streaming, {"rollout.kv.streaming_llm.rope=cache_index"}, logprobs, differs}},
       {"rollout.kv.window.gqa_aggregation",
        {snapkv, {"rollout.kv.window.gqa_aggregation=mean_prob"}, logprobs, differs}},
       {"rollout.kv.window.softmax_span",

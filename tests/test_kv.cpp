@@ -411,42 +411,6 @@ TEST(KvPolicy, TheLedgerFalls) {
   }
 }
 
-// StreamingLLM with positions counted in the cache (its own way): in a model of one layer, whose keys and values know
-// their own token only, a token is drawn as if the text were the sinks and the window, read afresh.
-TEST(KvPolicy, CacheIndexPositionsAreThoseOfTheKeptText) {
-  ModelConfig c = config();
-  c.layers = 1;
-  KvSpec spec = spec_of(KvMethod::streaming_llm);
-  spec.evict.prompt = KvPrompt::compress, spec.streaming_llm.rope = KvRope::cache_index;
-  const KvResidency residency(spec, 1);
-  Rng rng(rng_key(8, RngStream::test, 9));
-  const Request request{random_ids(rng, 21, c.vocab), {5}, 60};
-  const auto run = [&](const KvSpec& kv) {
-    Generator g(table_cpu, c, with(kRoomy, kv));
-    return g.rollout.generate({request}, {.key = 3, .eos = {}})[0];
-  };
-  const Completion done = run(spec);
-  std::vector<int32_t> text = request.prompt;
-  int64_t slots = 21, checked = 0;
-  for (size_t t = 0; t < done.tokens.size(); t++) {  // `slots` of `text` were visible when tokens[t] was drawn
-    const auto sinks =
-        static_cast<std::ptrdiff_t>(slots < static_cast<int64_t>(text.size()) ? spec.streaming_llm.sinks : 0);
-    Group fresh{{text.begin(), text.begin() + sinks}, {{{done.tokens[t]}, {}}}};
-    fresh.prefix.insert(fresh.prefix.end(), text.end() - (slots - sinks), text.end());
-    World world(table_cpu, c);
-    world.model.set_parameters(tiny_parameters(c, 5));
-    const TokenOuts out = Learner::logprobs(world.model, world.activations, {fresh}, 1, {});
-    EXPECT_NEAR(out.logprob[0], done.logprobs[t], 2e-5) << t;
-    checked += sinks > 0;
-    const auto tokens = static_cast<int64_t>(text.size());
-    if (residency.due(0, 21, slots, tokens)) slots = spec.evict.budget;
-    slots++, text.push_back(done.tokens[t]);
-  }
-  EXPECT_GT(checked, 40);
-  spec.streaming_llm.rope = KvRope::absolute;
-  EXPECT_NE(run(spec).logprobs, done.logprobs);
-}
-
 // A choice that is shared is the same for all heads.
 TEST(KvPolicy, ScopesShareTheirChoice) {
   Rng rng(rng_key(6, RngStream::test, 9));
@@ -604,8 +568,6 @@ TEST(KvPolicy, ContradictionsAreRefused) {
   refused("rollout.kv.streaming_llm.sinks = 11", KvMethod::streaming_llm,
           [](KvSpec& s) { s.streaming_llm.sinks = 11; });
   refused("pooling_kernel = 4", KvMethod::rkv, [](KvSpec& s) { s.window.pooling_kernel = 4; });
-  refused("cache_index", KvMethod::h2o, [](KvSpec& s) { s.streaming_llm.rope = KvRope::cache_index; });
-  refused("cache_index", KvMethod::streaming_llm, [](KvSpec& s) { s.streaming_llm.rope = KvRope::cache_index; });
   refused("protect_first", KvMethod::h2o, [](KvSpec& s) { s.evict.prompt = KvPrompt::protect_first; });
   refused("prefill_once", KvMethod::snapkv, [](KvSpec& s) { s.evict.trigger = KvTrigger::prefill_once; });
   refused("only rollout.kv.method = \"h2o\"", KvMethod::snapkv, [](KvSpec& s) { s.merge.method = KvMergeMethod::cam; });

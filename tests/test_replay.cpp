@@ -167,9 +167,6 @@ TEST(Replay, RefusesWhatItCannotReplay) {
   EXPECT_EQ(message(sparse("streaming_llm")), "");
   EXPECT_TRUE(
       has(message(sparse("snapkv") + Keys{"rollout.kv.merge.method=value"}), "set rollout.kv.merge.method=none"));
-  EXPECT_TRUE(has(message(sparse("streaming_llm") +
-                          Keys{"rollout.kv.evict.prompt=compress", "rollout.kv.streaming_llm.rope=cache_index"}),
-                  "set rollout.kv.streaming_llm.rope=absolute"));
   EXPECT_TRUE(has(message(sparse("snapkv") + Keys{"learner.attention=dense", "rollout.check_exact=true"}),
                   "learner.attention=replay"));
   Session session(tiny_run("qwen3", sparse("snapkv")));

@@ -1,8 +1,6 @@
 // Compression events: scores of slots, the choice of those that stay, and their moving together.
 #include "cases/events.h"
 
-#include <algorithm>
-
 #include "ops/events.h"
 
 namespace pare::cases {
@@ -58,13 +56,7 @@ Call kv_select(Operands& o, const Dims& d) {
   return a;
 }
 
-Call kv_compact(Operands& o, const Dims& d) {
-  const Events v(d);
-  const bool turned = d["whole"] && std::all_of(v.list.begin(), v.list.end(), [](auto& e) { return e.first > 2; });
-  KvCompact a = compact(o, d, v, {}, d["fresh"], d["whole"]);
-  if (turned) a.sinks = 3, a.rope = o.stat_in("rope", {v.most_slots, d["D"]});
-  return a;
-}
+Call kv_compact(Operands& o, const Dims& d) { return compact(o, d, Events(d), {}, d["fresh"], d["mass"]); }
 
 }  // namespace
 
@@ -103,12 +95,11 @@ std::vector<OpCase> event_cases() {
           {"kv_select",
            dims + std::vector{edge("shared", "1: one choice for all heads"), edge("recent", "1: the newest stay")},
            with(sizes, {"", "shared=1", "recent=1"}), kv_select},
-          // In place, all fresh pages (but those with protected slots), every other one fresh; with all that lies
-          // beside K, V.
+          // In place, all fresh pages (but those with protected slots), every other one fresh.
           {"kv_compact",
            dims + std::vector{edge("fresh", "pages after the event: 0 as before, 1 new ones, 2 every other one new"),
-                              edge("whole", "1: with mass, and keys of protected slots turned")},
-           with(with(sizes, {"fresh=0", "fresh=1", "fresh=2"}), {"", "whole=1"}), kv_compact}};
+                              edge("mass", "1: with the attention received")},
+           with(with(sizes, {"fresh=0", "fresh=1", "fresh=2"}), {"", "mass=1"}), kv_compact}};
 }
 
 }  // namespace pare::cases

@@ -73,7 +73,6 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   const Tensor src = upload("kv.src_pages", src_pages.data(), n, width).columns(0, pages);
   const Tensor dst = upload("kv.dst_pages", dst_pages.data(), n, width).columns(0, pages);
   const Tensor keep = scratch.alloc("kv.keep", DType::i32, {n, model_.config.kv_heads, most_kept});
-  const bool renumber = spec_.streaming_llm.rope == KvRope::cache_index;
   cache_.copy_cut(scratch);
   const Tensor oldest = upload("kv.oldest", rings.data(), 1, n).flat();
   const Tensor score = scratch.alloc("kv.score", model_.stat, {n, model_.config.kv_heads, pages * kPageSlots});
@@ -92,9 +91,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
         .src_pages = src,
         .dst_pages = dst,
         .events = events,
-        .work = work,
-        .rope = renumber ? model_.rotation : Tensor{},
-        .sinks = renumber ? static_cast<int32_t>(spec_.streaming_llm.sinks) : 0},
+        .work = work},
        due, scratch);
   cache_.drop_cut();
   if (!trace) return;

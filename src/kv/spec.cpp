@@ -130,10 +130,6 @@ void check_merge(const KvSpec& s) {
     fail(
         "rollout.kv.merge.method = \"cam\" weighs tokens by the attention that they have received, which only "
         "rollout.kv.method = \"h2o\" accumulates");
-  if (s.streaming_llm.rope == KvRope::cache_index)
-    fail(
-        "rollout.kv.streaming_llm.rope = \"cache_index\" rotates kept keys, which rollout.kv.merge.method compares; "
-        "set one of them to its default");
 }
 
 void check_eviction(const KvSpec& s) {
@@ -150,16 +146,6 @@ void check_eviction(const KvSpec& s) {
          " leaves no room for recent tokens in rollout.kv.evict.budget = ", e.budget);
   if (w.pooling_kernel < 1 || w.pooling_kernel % 2 == 0)
     fail("rollout.kv.window.pooling_kernel = ", w.pooling_kernel, ": expected an odd number");
-  if (s.streaming_llm.rope == KvRope::cache_index) {
-    if (s.method != KvMethod::streaming_llm)
-      fail(
-          "rollout.kv.streaming_llm.rope = \"cache_index\" renumbers the positions of a contiguous window, which only "
-          "rollout.kv.method = \"streaming_llm\" has");
-    if (e.prompt != KvPrompt::compress)
-      fail(
-          "rollout.kv.streaming_llm.rope = \"cache_index\" renumbers all kept positions, and rollout.kv.evict.prompt "
-          "protects those of the prompt; set rollout.kv.evict.prompt=compress");
-  }
   if (e.prompt == KvPrompt::protect_first && e.protect_first < 1)
     fail("rollout.kv.evict.prompt = \"protect_first\" protects rollout.kv.evict.protect_first = ", e.protect_first,
          " tokens: expected at least 1");

@@ -12,7 +12,6 @@ enum class KvMethod { dense, streaming_llm, h2o, tova, snapkv, rkv, pyramidkv, q
 enum class KvPrompt { compress, protect, protect_first };
 enum class KvScope { per_head, per_layer };
 enum class KvTrigger { buffer_full, prefill_once };
-enum class KvRope { absolute, cache_index };
 enum class KvMergeMethod { none, cam, d2o, lookm_pivot, value };
 
 // The members are configuration keys (rollout.kv.*), which say what each means.
@@ -34,7 +33,6 @@ struct KvWindowKeys {  // SnapKV's observation window: the queries that score th
 };
 struct StreamingLlmKeys {
   int64_t sinks = 4;
-  KvRope rope = KvRope::absolute;
   bool operator==(const StreamingLlmKeys&) const = default;
 };
 struct RkvKeys {

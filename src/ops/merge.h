@@ -30,7 +30,7 @@ namespace pare {
 enum class KvMergeKind : int32_t { cam, d2o, lookm_pivot, value };
 // KvCompact with what is evicted merged into what stays.  A slot to which nothing comes keeps its bits.
 struct KvMerge {
-  KvCompact compact;  // sinks == 0; mass_pages present for cam
+  KvCompact compact;  // mass_pages present for cam
   KvMergeKind kind;
   MergeKeys keys;        // none for cam and value, which do not touch K
   Tensor links;          // stat [E, K, 2, max_pages * 16] workspace
@@ -46,7 +46,6 @@ struct KvMerge {
     const int64_t E = compact.events.shape[0], K = compact.k_pages.shape[1], D = compact.k_pages.shape[2];
     const bool cam = kind == KvMergeKind::cam;
     compact.check(c);
-    c.that(compact.sinks == 0, "merging needs absolute positions, there are ", compact.sinks, " turned sinks");
     c.that(keys == MergeKeys::none || (!cam && kind != KvMergeKind::value), "this kind of merging leaves keys alone");
     c.stat("links", links, {E, K, 2, compact.src_pages.shape[1] * kPageSlots});
     c.stat("merged", merged, {E, K, compact.keep.shape[2], 2 * D + 1});

@@ -62,10 +62,6 @@ void check_rollout(const Config& c) {
     fail(
         "learner.attention = \"replay\" replays which tokens were kept, rollout.kv.merge.method also changes their "
         "keys and values; set rollout.kv.merge.method=none");
-  if (replay && r.kv.streaming_llm.rope == KvRope::cache_index)
-    fail(
-        "learner.attention = \"replay\" keeps the positions of tokens, rollout.kv.streaming_llm.rope = \"cache_index\" "
-        "renumbers them; set rollout.kv.streaming_llm.rope=absolute");
   if (r.n == 1)
     fail(
         "rollout.n = 1 gives groups of one, where algorithm.adv_estimator makes every advantage 0: nothing is learned");

@@ -110,11 +110,7 @@ Groups kv_keys() {
             "R-KV; SnapKV: include_window")}},
       {{method({"streaming_llm"})},
        {KEY(rollout.kv.streaming_llm.sinks, at_least(0), "tokens",
-            "oldest tokens, which are always kept (attention sinks)", "StreamingLLM: 4"),
-        KEY(rollout.kv.streaming_llm.rope, any, "",
-            "positions of the rotary embedding: those of the text, or those within the cache, which the learner cannot "
-            "replay",
-            "StreamingLLM: cache_index")}},
+            "oldest tokens, which are always kept (attention sinks)", "StreamingLLM: 4")}},
       {{method({"rkv"})},
        {KEY(rollout.kv.rkv.lambda, within(0, 1), "", "weight of attention against redundancy; 1: snapkv",
             "Sparse-RL: 0.1")}},
