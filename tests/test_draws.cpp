@@ -7,7 +7,6 @@
 #include "ops/data.h"
 #include "ops/events.h"
 #include "ops/logits.h"
-#include "ops/merge.h"
 #include "ops/optimizer.h"
 #include "rl/loss.h"
 #include "rl/obrs.h"
@@ -117,38 +116,6 @@ KvSpec small_budget(KvMethod method) {
   s.method = method;
   s.evict.budget = 11, s.evict.buffer = 4, s.evict.prompt = KvPrompt::compress, s.window.size = 3;
   return s;
-}
-
-// CaM's coins: (name, key) of every event of a rollout; one event a layer and sequence in every pass.
-TEST(Draws, CoinsOfMergingDifferInLayerSequenceAndStep) {
-  static std::vector<std::vector<std::pair<int32_t, int32_t>>> calls;
-  static std::set<uint64_t> keys;
-  calls.clear(), keys.clear();
-  Table spy = table_cpu;
-  spy.kv_merge = [](const KvMerge& m, Stream s) {
-    auto& names = calls.emplace_back();
-    const auto* const uid = m.uid.as<int32_t>();
-    for (int64_t i = 0; i < m.uid.shape[0]; i++) names.emplace_back(uid[2 * i], uid[2 * i + 1]);
-    keys.insert(m.key);
-    table_cpu.kv_merge(m, s);
-  };
-  KvSpec spec = small_budget(KvMethod::h2o);
-  spec.merge.method = KvMergeMethod::cam;
-  Generator g(spy, config(), with(spec));
-  Rng rng(rng_key(6, RngStream::test, 9));
-  const Request request{random_ids(rng, 9, config().vocab), {5, 6}, 30};
-  g.rollout.generate({request}, {.key = 3, .eos = {}});
-  ASSERT_GT(calls.size(), 2u);
-  std::set<std::pair<int32_t, int32_t>> all;
-  for (const auto& names : calls) {
-    EXPECT_EQ(static_cast<int64_t>(names.size()), 2 * config().layers);
-    EXPECT_EQ(std::set(names.begin(), names.end()).size(), names.size()) << "two events with one coin";
-    all.insert(names.begin(), names.end());
-  }
-  EXPECT_EQ(static_cast<int64_t>(all.size()), 2 * config().layers) << "a sequence keeps its name";
-  g.rollout.generate({request}, {.key = 4, .eos = {}});
-  EXPECT_EQ(keys.size(), 2u) << "one key for each rollout";
-  EXPECT_FALSE(keys.contains(3) || keys.contains(4)) << "the key of sampling";
 }
 
 // The rows of a window are the queries in the order in which they were written, the oldest first,

@@ -258,8 +258,7 @@ TEST(KvPolicy, TheDefaultPoolHoldsTheWorstPrompt) {
 TEST(KvPolicy, MergingDoesNotDependOnTheSchedule) {
   const auto requests = mixed_requests();
   const auto evicted = generate(with(kRoomy, spec_of(KvMethod::h2o)), requests, mixed_sampling());
-  for (const KvMergeMethod merge :
-       {KvMergeMethod::cam, KvMergeMethod::d2o, KvMergeMethod::lookm_pivot, KvMergeMethod::value}) {
+  for (const KvMergeMethod merge : {KvMergeMethod::d2o, KvMergeMethod::value}) {
     KvSpec spec = spec_of(KvMethod::h2o);
     spec.merge.method = merge;
     spec.evict.prompt = merge == KvMergeMethod::d2o ? KvPrompt::compress : KvPrompt::protect;
@@ -570,7 +569,6 @@ TEST(KvPolicy, ContradictionsAreRefused) {
   refused("pooling_kernel = 4", KvMethod::rkv, [](KvSpec& s) { s.window.pooling_kernel = 4; });
   refused("protect_first", KvMethod::h2o, [](KvSpec& s) { s.evict.prompt = KvPrompt::protect_first; });
   refused("prefill_once", KvMethod::snapkv, [](KvSpec& s) { s.evict.trigger = KvTrigger::prefill_once; });
-  refused("only rollout.kv.method = \"h2o\"", KvMethod::snapkv, [](KvSpec& s) { s.merge.method = KvMergeMethod::cam; });
   refused("values only", KvMethod::snapkv,
           [](KvSpec& s) { s.merge.method = KvMergeMethod::value, s.merge.keys = MergeKeys::unrotated; });
   refused("evicts none", KvMethod::quest, [](KvSpec& s) { s.merge.method = KvMergeMethod::d2o; });

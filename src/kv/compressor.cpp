@@ -115,25 +115,15 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
 void Compressor::move(const KvCompact& compact, std::span<const Due> due, Arena& scratch) {
   Device& device = cache_.device();
   if (!spec_.merges()) return device.kv_compact(compact);
-  std::vector<int32_t> threshold_rows, coins;
-  for (const Due& d : due) {
-    threshold_rows.push_back(d.run->sequence * cache_.layers() + d.layer);
-    const uint64_t name = sequence_uid(d.run->uid, static_cast<uint64_t>(d.layer), 0, 0);
-    coins.insert(coins.end(), {static_cast<int32_t>(name), static_cast<int32_t>(name >> 32)});
-  }
+  std::vector<int32_t> threshold_rows;
+  for (const Due& d : due) threshold_rows.push_back(d.run->sequence * cache_.layers() + d.layer);
   const auto n = static_cast<int64_t>(due.size()), heads = model_.config.kv_heads;
   const Tensor rows = scratch.alloc("kv.threshold_rows", DType::i32, {n});
-  const Tensor names = scratch.alloc("kv.coin_names", DType::i32, {n, 2});
   device.upload({.dst = rows, .src = threshold_rows.data()});
-  device.upload({.dst = names, .src = coins.data()});
-  const bool cam = spec_.merge.method == KvMergeMethod::cam, d2o = spec_.merge.method == KvMergeMethod::d2o;
-  const KvMergeKind kind = cam                                                ? KvMergeKind::cam
-                           : d2o                                              ? KvMergeKind::d2o
-                           : spec_.merge.method == KvMergeMethod::lookm_pivot ? KvMergeKind::lookm_pivot
-                                                                              : KvMergeKind::value;
+  const bool d2o = spec_.merge.method == KvMergeMethod::d2o;
   device.kv_merge(
       {.compact = compact,
-       .kind = kind,
+       .kind = d2o ? KvMergeKind::d2o : KvMergeKind::value,
        .keys = spec_.merge.keys,
        .links = scratch.alloc("kv.links", model_.stat, {n, heads, 2, compact.src_pages.shape[1] * kPageSlots}),
        .merged =
@@ -142,10 +132,7 @@ void Compressor::move(const KvCompact& compact, std::span<const Due> due, Arena&
        .threshold = threshold_,
        .threshold_row = d2o ? rows : Tensor{},
        .ema_old = static_cast<float>(spec_.merge.d2o_ema),
-       .ema_new = static_cast<float>(1 - spec_.merge.d2o_ema),
-       .uid = cam ? names : Tensor{},
-       .key = coins_,
-       .targets = static_cast<int32_t>(spec_.merge.cam_targets)});
+       .ema_new = static_cast<float>(1 - spec_.merge.d2o_ema)});
 }
 
 }  // namespace pare

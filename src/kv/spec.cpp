@@ -121,17 +121,6 @@ int64_t BlockBudget::most() const {
 
 namespace {
 
-void check_merge(const KvSpec& s) {
-  const bool cam = s.merge.method == KvMergeMethod::cam;
-  if ((cam || s.merge.method == KvMergeMethod::value) && s.merge.keys != MergeKeys::none)
-    fail("rollout.kv.merge.method = ", cam ? "\"cam\"" : "\"value\"",
-         " merges values only; set rollout.kv.merge.keys=none");
-  if (cam && s.method != KvMethod::h2o)
-    fail(
-        "rollout.kv.merge.method = \"cam\" weighs tokens by the attention that they have received, which only "
-        "rollout.kv.method = \"h2o\" accumulates");
-}
-
 void check_eviction(const KvSpec& s) {
   const KvEvictKeys& e = s.evict;
   const KvWindowKeys& w = s.window;
@@ -153,7 +142,8 @@ void check_eviction(const KvSpec& s) {
     fail(
         "rollout.kv.evict.trigger = \"prefill_once\" compresses the prompt, which rollout.kv.evict.prompt = "
         "\"protect\" forbids");
-  if (s.merge.method != KvMergeMethod::none) check_merge(s);
+  if (s.merge.method == KvMergeMethod::value && s.merge.keys != MergeKeys::none)
+    fail("rollout.kv.merge.method = \"value\" merges values only; set rollout.kv.merge.keys=none");
   if (s.method == KvMethod::pyramidkv && s.pyramidkv.beta <= 1)
     fail("rollout.kv.pyramidkv.beta = ", s.pyramidkv.beta, ": expected more than 1");
 }

@@ -12,7 +12,7 @@ enum class KvMethod { dense, streaming_llm, h2o, tova, snapkv, rkv, pyramidkv, q
 enum class KvPrompt { compress, protect, protect_first };
 enum class KvScope { per_head, per_layer };
 enum class KvTrigger { buffer_full, prefill_once };
-enum class KvMergeMethod { none, cam, d2o, lookm_pivot, value };
+enum class KvMergeMethod { none, d2o, value };
 
 // The members are configuration keys (rollout.kv.*), which say what each means.
 struct KvEvictKeys {
@@ -46,7 +46,6 @@ struct PyramidKvKeys {
 struct KvMergeKeys {
   KvMergeMethod method = KvMergeMethod::none;
   MergeKeys keys = MergeKeys::none;
-  int64_t cam_targets = 16;
   double d2o_ema = 0.5;
   bool operator==(const KvMergeKeys&) const = default;
 };

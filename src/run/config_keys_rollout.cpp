@@ -83,9 +83,10 @@ Groups kv_keys() {
             "time of a compression: whenever the buffer is full, or once, at the end of the prompt",
             "R-KV; SnapKV: prefill_once"),
         KEY(rollout.kv.merge.method, any, "",
-            "destination of evicted tokens. none: dropped; cam: spread at random over the tokens after them; d2o, "
-            "lookm_pivot, value: merged into the kept token with the most similar key, in every layer",
-            "CaM; D2O; LOOK-M; kvpress")}},
+            "destination of evicted tokens. none: dropped; d2o, value: merged into the kept token with the most "
+            "similar "
+            "key, in every layer",
+            "D2O; kvpress")}},
       {{evicting, is("rollout.kv.evict.trigger", {"buffer_full"})},
        {KEY(rollout.kv.evict.buffer, at_least(0), "tokens",
             "tokens above the budget that trigger a compression; 0: every token does", "Sparse-RL, R-KV: 128")}},
@@ -121,17 +122,13 @@ Groups kv_keys() {
        {KEY(rollout.kv.pyramidkv.beta, above(1), "",
             "ratio of the mean budget to that of the last layer, about; budgets fall linearly from layer to layer",
             "PyramidKV: 20")}},
-      {{evicting, is("rollout.kv.merge.method", {"d2o", "lookm_pivot"})},
+      {{evicting, is("rollout.kv.merge.method", {"d2o"})},
        {KEY(rollout.kv.merge.keys, any, "",
             "treatment of the keys of merged tokens: those of the kept token stay, or the unrotated keys are merged "
             "like "
             "the values (D2O: the rotated ones)",
-            "pare")}},
-      {{method({"h2o"}), is("rollout.kv.merge.method", {"cam"})},
-       {KEY(rollout.kv.merge.cam_targets, at_least(1), "tokens", "kept tokens over which an evicted one is spread",
-            "CaM")}},
-      {{evicting, is("rollout.kv.merge.method", {"d2o"})},
-       {KEY(rollout.kv.merge.d2o_ema, within(0, 1), "",
+            "pare"),
+        KEY(rollout.kv.merge.d2o_ema, within(0, 1), "",
             "weight of the old similarity threshold in its moving average over compressions", "D2O")}},
       {{block_sparse},
        {KEY(rollout.kv.blocks.size, at_least(4), "tokens", "size of a block, 4 or 16", "Quest: 16"),

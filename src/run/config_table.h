@@ -77,7 +77,7 @@ WORDS(KvMethod, {"dense", dense}, {"streaming_llm", streaming_llm}, {"h2o", h2o}
 WORDS(KvPrompt, {"compress", compress}, {"protect", protect}, {"protect_first", protect_first})
 WORDS(KvScope, {"per_head", per_head}, {"per_layer", per_layer})
 WORDS(KvTrigger, {"buffer_full", buffer_full}, {"prefill_once", prefill_once})
-WORDS(KvMergeMethod, {"none", none}, {"cam", cam}, {"d2o", d2o}, {"lookm_pivot", lookm_pivot}, {"value", value})
+WORDS(KvMergeMethod, {"none", none}, {"d2o", d2o}, {"value", value})
 WORDS(MergeKeys, {"none", none}, {"unrotated", unrotated})
 WORDS(GqaAgg, {"max_logit", max_logit}, {"mean_logit", mean_logit}, {"mean_prob", mean_prob})
 WORDS(SoftmaxSpan, {"exclude_window", exclude_window}, {"include_window", include_window})

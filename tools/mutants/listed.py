@@ -30,8 +30,6 @@ LISTED = {
     ],
     "src/kv/compressor.cpp": [
         ("run->tokens % policy_.window()", "(run->tokens + 1) % policy_.window()", "ring starts one query late"),
-        ("sequence_uid(d.run->uid, static_cast<uint64_t>(d.layer), 0, 0)", "sequence_uid(d.run->uid, 0, 0, 0)",
-         "the same coins in every layer"),
     ],
     "src/run/config_checks.cpp": [
         ("return c.trainer.exact && !sparser_than_learner(c);", "return !sparser_than_learner(c);", "exact without exact sums"),
