@@ -272,9 +272,8 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
       head_(own_head_ ? gradients.alloc("head gradient", model.stat, {model.config.vocab, model.config.hidden})
                       : views_.head),
       sum_(options.slots > 1 ? gradients.alloc("sum of slots", model.stat, {trained_.own()}) : Tensor{}),
-      block_(options.slots > kSlotBlock && options.reduce == Reduce::ordered
-                 ? gradients.alloc("sum of eight slots", model.stat, {trained_.own()})
-                 : Tensor{}),
+      block_(options.slots > kSlotBlock ? gradients.alloc("sum of eight slots", model.stat, {trained_.own()})
+                                        : Tensor{}),
       m_(optimizer.alloc("adam m", moments_type(model, options), {trained_.own()})),
       v_(optimizer.alloc("adam v", moments_type(model, options), {trained_.own()})),
       norm_(optimizer.alloc("gradient norm", model.stat, {1})),
@@ -309,9 +308,8 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
     });
     done += last;
     put(out, own, part);
-    if (options_.reduce == Reduce::ordered) add_slots(round);
+    add_slots(round);
   }
-  if (options_.reduce != Reduce::ordered) add_ranks();
   for (auto column : {&TokenOuts::logprob, &TokenOuts::entropy, &TokenOuts::loss, &TokenOuts::kl})
     (out.*column).resize(static_cast<size_t>(out.offsets.back()));  // also where all slots of the rank are empty
   out.clipped.resize(static_cast<size_t>(out.offsets.back()));

@@ -1,6 +1,5 @@
 // The update of a learner: the sum of the gradients of slots, its norm, the optimizer step.
 #include <cmath>
-#include <numeric>
 
 #include "base/half.h"
 #include "base/rng.h"
@@ -74,24 +73,6 @@ void Learner::add(int64_t slot, const Tensor& gradient, int64_t first) {
   model_.device.accumulate({.y = part(later ? block_ : sum_), .x = gradient});
   if (later && (slot % kSlotBlock == kSlotBlock - 1 || slot == options_.slots - 1))
     model_.device.accumulate({.y = part(sum_), .x = part(block_)});
-}
-
-// The gradients of all slots of each rank, by the library.
-void Learner::add_ranks() {
-  Device& device = model_.device;
-  add_head_gradient();
-  for_pieces([&](const std::vector<int64_t>& first, const std::vector<int64_t>& counts, int64_t at) {
-    const ArenaScope scope(activations_);
-    const int64_t all = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    device.reduce_scatter({.y = sum_.rows(at, counts[static_cast<size_t>(device.comm.rank())]),
-                           .x = flat_,
-                           .first = first,
-                           .counts = counts,
-                           .comm = &device.comm,
-                           .rounded = options_.reduce == Reduce::reduce_scatter_bf16
-                                          ? activations_.alloc("rounded gradients", DType::bf16, {all})
-                                          : Tensor{}});
-  });
 }
 
 // The embedding's gradient gets the head's, once, after all micro-batches (tied embeddings).

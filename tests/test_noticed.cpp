@@ -317,15 +317,6 @@ TEST(ExperimentName, IsThatOfThePresetUnlessGiven) {
   EXPECT_EQ(load_config({"quickstart", "trainer.experiment_name=mine"}).trainer.experiment_name, "mine");
 }
 
-TEST(Reduction, OutOfOrderIsNotExact) {
-  try {
-    load_config({"learner.reduce=reduce_scatter"});
-    ADD_FAILURE() << "no error";
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("set trainer.exact=false"), std::string::npos) << e.what();
-  }
-}
-
 // The reference of a group has every key below it, those too that matter under a condition alone.
 TEST(Reference, OfAGroupHasAllItsKeys) {
   for (const ConfigKey& k : config_keys())

@@ -68,7 +68,7 @@ TEST(Plan, FewGroupsTellOfAll) {
         {"rollout.n=7", "rollout.max_num_seqs=5", "rollout.max_num_batched_tokens=19", "rollout.kv_cache_bytes=90000"},
         {"rollout.n=23", "rollout.max_num_seqs=4", "rollout.max_num_batched_tokens=31"},
         {"learner.slots=4", "actor.ppo_max_token_len=200", "actor.use_kl_loss=true", "actor.kl_loss_type=exact"},
-        {"learner.slots=2", "learner.reduce=ordered", "trainer.balance_batch=false"},
+        {"learner.slots=2", "trainer.balance_batch=false"},
         {"rollout.kv.method=snapkv", "rollout.check_exact=false", "rollout.kv.evict.budget=20",
          "rollout.kv.evict.buffer=3", "rollout.kv.window.size=8", "rollout.max_num_seqs=6"},
         {"learner.attention=replay", "rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=5",

@@ -37,8 +37,6 @@ class Comm {
     virtual void gather(std::span<const Piece> parts, int own, void* stream) {
       exchange(std::vector<Piece>(parts.size(), parts[static_cast<size_t>(own)]), parts, stream);
     }
-    // y = the sum over ranks r of their x[rank], f32 or bf16, in an order that the library chooses; y may be x[rank].
-    virtual void reduce_scatter(std::span<const Piece> x, void* y, DType type, void* stream) = 0;
     virtual void check() {}                       // throws Error(failed): the link is broken
     virtual int64_t memory() const { return 0; }  // bytes of the device that the library took as it connected
   };

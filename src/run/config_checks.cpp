@@ -273,9 +273,6 @@ void check_device(const TrainerKeys& where) {
 void check_config(const Config& config) {
   act_type(config);
   check_device(config.trainer);
-  if (config.learner.reduce != Reduce::ordered && config.trainer.exact)
-    fail("learner.reduce = ", config_key("learner.reduce").show(config),
-         " adds gradients in an order of its own: set trainer.exact=false");
   if (config.trainer.total_training_steps == 0 && config.trainer.total_epochs == 0)
     fail("neither trainer.total_training_steps nor trainer.total_epochs is given; set one of them");
   check_data(config);

@@ -102,7 +102,6 @@ WORDS(LossAgg, {"token-mean", token_mean}, {"seq-mean-token-mean", seq_mean_toke
 WORDS(LossDenominator, {"valid", valid}, {"kept", kept})
 WORDS(TokenSubset, {"none", none}, {"urs", urs}, {"rpc", rpc}, {"det", det})
 WORDS(LearnerAttention, {"dense", dense}, {"replay", replay})
-WORDS(Reduce, {"ordered", ordered}, {"reduce_scatter", reduce_scatter}, {"reduce_scatter_bf16", reduce_scatter_bf16})
 WORDS(DeviceComm, {"auto", any}, {"nccl", nccl}, {"host", host})
 WORDS(Moments, {"f32", f32}, {"bf16", bf16})
 WORDS(LrSchedule, {"constant", constant}, {"linear", linear}, {"cosine", cosine})

@@ -405,7 +405,6 @@ LearnerOptions Session::learner_options() const {
           // What a sampler kept ties a group to its rank.
           .balance = config.trainer.balance_batch && config.learner.attention == LearnerAttention::dense &&
                      !keeps_sampler_states(config),
-          .reduce = config.learner.reduce,
           .truncation = truncation_of(config.rollout),
           .kept_ids = kept_ids(config),
           .hashes = config.exact.full};
