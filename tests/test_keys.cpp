@@ -735,7 +735,6 @@ class Mirror : public Comm {
   void exchange(std::span<const Piece> out, std::span<const Piece> in) override {
     for (const Piece& p : in) std::memcpy(p.data, out[0].data, p.bytes);
   }
-  void reduce(const Piece&, void*, DType, int) override {}
   [[noreturn]] void abort(int) override { std::abort(); }
 };
 
