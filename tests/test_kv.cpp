@@ -89,12 +89,11 @@ TEST(KvResidency, EventsComeWhenTheBufferIsFull) {
 
 // What admission relies on, against a life lived token by token, for every rule about prompts.
 TEST(KvResidency, PeaksAreThoseOfALife) {
-  for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect, KvPrompt::protect_first})
+  for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect})
     for (const KvTrigger trigger : {KvTrigger::buffer_full, KvTrigger::prefill_once})
       for (const int64_t buffer : {0, 1, 7}) {
         KvSpec spec = spec_of(KvMethod::snapkv);
-        spec.evict.prompt = prompt, spec.evict.protect_first = 9, spec.evict.trigger = trigger,
-        spec.evict.buffer = buffer;
+        spec.evict.prompt = prompt, spec.evict.trigger = trigger, spec.evict.buffer = buffer;
         for (const KvMethod method : {KvMethod::snapkv, KvMethod::pyramidkv}) {
           spec.method = method;
           const KvResidency r(spec, 4);
@@ -221,23 +220,21 @@ TEST(KvPolicy, TheScheduleChangesNothing) {
 // Samples that share the pages of a prompt which may be evicted, and do evict it: each has a state of its own.
 TEST(KvPolicy, SharedPromptsAreChangedByNobodyElse) {
   const auto requests = mixed_requests();  // one has 5 samples of a prompt of 40 tokens
-  for (const KvMethod method : kEvicting)
-    for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect_first}) {
-      KvSpec spec = spec_of(method);
-      spec.evict.prompt = prompt, spec.evict.protect_first = 17;
-      spec.evict.budget = prompt == KvPrompt::compress ? 42 : 25, spec.evict.buffer = 2;
-      const auto alone = one_by_one(with(kAlone, spec), requests);
-      const KvResidency residency(spec, config().layers);
-      int64_t least = 0;
-      for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(residency, r));
-      for (const int64_t pages : {int64_t{0}, 2 * least}) {
-        RolloutLimits limits = with(kRoomy, spec);
-        limits.kv_pages = pages;
-        Generator g(table_cpu, config(), limits);
-        expect_same(g.rollout.generate(requests, mixed_sampling()), alone, cat("method ", static_cast<int>(method)));
-        EXPECT_GT(g.rollout.stats().events, 0);
-      }
+  for (const KvMethod method : kEvicting) {
+    KvSpec spec = spec_of(method);
+    spec.evict.prompt = KvPrompt::compress, spec.evict.budget = 42, spec.evict.buffer = 2;
+    const auto alone = one_by_one(with(kAlone, spec), requests);
+    const KvResidency residency(spec, config().layers);
+    int64_t least = 0;
+    for (const Request& r : requests) least = std::max(least, Scheduler::pages_needed(residency, r));
+    for (const int64_t pages : {int64_t{0}, 2 * least}) {
+      RolloutLimits limits = with(kRoomy, spec);
+      limits.kv_pages = pages;
+      Generator g(table_cpu, config(), limits);
+      expect_same(g.rollout.generate(requests, mixed_sampling()), alone, cat("method ", static_cast<int>(method)));
+      EXPECT_GT(g.rollout.stats().events, 0);
     }
+  }
 }
 
 // A pool of the default size holds every prompt that is allowed.
@@ -465,7 +462,7 @@ TEST(KvPolicy, BlockListsHoldTheBudgetOrTheSequence) {
 // A compressor on a cache of its own, with sequences that are prompts and nothing else.
 struct Compression {
   explicit Compression(KvPrompt prompt) : spec(spec_of(KvMethod::snapkv)) {
-    spec.evict.prompt = prompt, spec.evict.protect_first = 5;
+    spec.evict.prompt = prompt;
     world.device.ledger = &ledger;
     cache.emplace(world.model.config, spec, world.device, kv, DType::f32, 1000, 80, 160);
     policy = make_kv_policy(spec, world.model.config, *cache, kv);
@@ -502,13 +499,13 @@ TEST(KvCompressor, ManyEventsTakeTheMemoryOfAFew) {
 
 // Pages that siblings still read are replaced.  Their slots are copied only if they stay where they are.
 TEST(KvCompressor, SharedPagesAreCopiedForProtectedSlotsAlone) {
-  for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect_first}) {
+  for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect}) {
     Compression c(prompt);
     const PagedRun parent = c.open(48);
     PagedRun child = parent;
-    child.sequence = c.cache->fork(parent.sequence, 12, 48);
+    child.sequence = c.cache->fork(parent.sequence, 12, 48), child.prompt = 5;
     c.compressor->compress({child}, c.scratch);
-    EXPECT_EQ(c.ledger.phases.at("main").contains("kv_copy_pages"), prompt == KvPrompt::protect_first);
+    EXPECT_EQ(c.ledger.phases.at("main").contains("kv_copy_pages"), prompt == KvPrompt::protect);
     EXPECT_EQ(c.cache->slots(child.sequence, 0), prompt == KvPrompt::compress ? 11 : 16);
     EXPECT_EQ(c.cache->slots(parent.sequence, 0), 48);
   }
@@ -567,7 +564,6 @@ TEST(KvPolicy, ContradictionsAreRefused) {
   refused("rollout.kv.streaming_llm.sinks = 11", KvMethod::streaming_llm,
           [](KvSpec& s) { s.streaming_llm.sinks = 11; });
   refused("pooling_kernel = 4", KvMethod::rkv, [](KvSpec& s) { s.window.pooling_kernel = 4; });
-  refused("protect_first", KvMethod::h2o, [](KvSpec& s) { s.evict.prompt = KvPrompt::protect_first; });
   refused("prefill_once", KvMethod::snapkv, [](KvSpec& s) { s.evict.trigger = KvTrigger::prefill_once; });
   refused("values only", KvMethod::snapkv,
           [](KvSpec& s) { s.merge.method = KvMergeMethod::value, s.merge.keys = MergeKeys::unrotated; });

@@ -16,9 +16,8 @@ const std::vector<std::string> kEvicting = {"streaming_llm", "h2o", "tova", "sna
 Keys sparse(const std::string& method) {
   return {"learner.attention=replay",           "rollout.kv.method=" + method, "rollout.kv.evict.budget=9",
           "rollout.kv.evict.buffer=4",          "rollout.kv.window.size=3",    "rollout.kv.streaming_llm.sinks=2",
-          "rollout.kv.window.pooling_kernel=3", "rollout.kv.pyramidkv.beta=3", "rollout.kv.evict.protect_first=5",
-          "rollout.kv.blocks.size=4",           "rollout.kv.blocks.count=3",   "rollout.kv.blocks.last=1",
-          "rollout.kv.blocks.dense_layers=1"};
+          "rollout.kv.window.pooling_kernel=3", "rollout.kv.pyramidkv.beta=3", "rollout.kv.blocks.size=4",
+          "rollout.kv.blocks.count=3",          "rollout.kv.blocks.last=1",    "rollout.kv.blocks.dense_layers=1"};
 }
 
 struct Seen {
@@ -43,7 +42,7 @@ Seen steps(const Config& config, int n = 1) {
 
 TEST(Replay, EvictingRolloutsAreExact) {
   for (const std::string& method : kEvicting)
-    for (const char* prompt : {"protect", "compress", "protect_first"})
+    for (const char* prompt : {"protect", "compress"})
       for (const char* scope : {"per_head", "per_layer"}) {
         SCOPED_TRACE(cat(method, ' ', prompt, ' ', scope));
         const Seen s = steps(tiny_run("qwen3", sparse(method) + Keys{cat("rollout.kv.evict.prompt=", prompt),
@@ -117,7 +116,7 @@ TEST(Replay, ADenseLearnerDisagrees) {
 TEST(Replay, SplitsThreadsAndRecomputationChangeNothing) {
   for (const Keys& keys :
        {Keys{"rollout.kv.evict.prompt=compress"}, Keys{"rollout.kv.method=rkv"},
-        Keys{"rollout.kv.method=pyramidkv", "rollout.kv.evict.prompt=protect_first"}, Keys{"rollout.kv.method=quest"},
+        Keys{"rollout.kv.method=pyramidkv", "rollout.kv.evict.prompt=protect"}, Keys{"rollout.kv.method=quest"},
         Keys{"rollout.kv.method=block_topk", "rollout.kv.blocks.size=16"}}) {
     SCOPED_TRACE(testing::PrintToString(keys));
     const auto run = [&](const Keys& more) { return trained(tiny_run("qwen3", sparse("snapkv") + keys + more), 2); };

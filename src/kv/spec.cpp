@@ -36,15 +36,13 @@ KvResidency::KvResidency(const KvSpec& spec, int64_t layers)
       mass_(spec.method == KvMethod::h2o),
       trigger_(spec.evict.trigger),
       prompt_(spec.evict.prompt),
-      protect_first_(spec.evict.protect_first),
       buffer_(std::max<int64_t>(spec.evict.buffer, 1)),  // 0: an event after every token
       mean_(spec.evict.budget),
       window_(spec.window.size),
       budget_(layer_budgets(spec, layers)) {}
 
 int64_t KvResidency::protected_slots(int64_t prompt) const {
-  if (!evicts_ || prompt_ == KvPrompt::protect) return prompt;
-  return prompt_ == KvPrompt::compress ? 0 : std::min(protect_first_, prompt);
+  return evicts_ && prompt_ == KvPrompt::compress ? 0 : prompt;
 }
 
 int64_t KvResidency::budget(int64_t layer, int64_t prompt) const {
@@ -135,9 +133,6 @@ void check_eviction(const KvSpec& s) {
          " leaves no room for recent tokens in rollout.kv.evict.budget = ", e.budget);
   if (w.pooling_kernel < 1 || w.pooling_kernel % 2 == 0)
     fail("rollout.kv.window.pooling_kernel = ", w.pooling_kernel, ": expected an odd number");
-  if (e.prompt == KvPrompt::protect_first && e.protect_first < 1)
-    fail("rollout.kv.evict.prompt = \"protect_first\" protects rollout.kv.evict.protect_first = ", e.protect_first,
-         " tokens: expected at least 1");
   if (e.trigger == KvTrigger::prefill_once && e.prompt == KvPrompt::protect)
     fail(
         "rollout.kv.evict.trigger = \"prefill_once\" compresses the prompt, which rollout.kv.evict.prompt = "

@@ -9,7 +9,7 @@ namespace pare {
 
 // Evicting methods free memory; quest and block_topk keep everything and read a part.
 enum class KvMethod { dense, streaming_llm, h2o, tova, snapkv, rkv, pyramidkv, quest, block_topk };
-enum class KvPrompt { compress, protect, protect_first };
+enum class KvPrompt { compress, protect };
 enum class KvScope { per_head, per_layer };
 enum class KvTrigger { buffer_full, prefill_once };
 enum class KvMergeMethod { none, d2o, value };
@@ -18,7 +18,6 @@ enum class KvMergeMethod { none, d2o, value };
 struct KvEvictKeys {
   int64_t budget = 512, buffer = 128;
   KvPrompt prompt = KvPrompt::compress;
-  int64_t protect_first = 0;
   KvTrigger trigger = KvTrigger::buffer_full;
   KvScope scope = KvScope::per_head;
   bool operator==(const KvEvictKeys&) const = default;
@@ -123,7 +122,7 @@ class KvResidency {
   const bool evicts_, mass_;
   const KvTrigger trigger_;
   const KvPrompt prompt_;
-  const int64_t protect_first_, buffer_, mean_, window_;
+  const int64_t buffer_, mean_, window_;
   std::vector<int64_t> budget_;
 };
 

@@ -74,7 +74,7 @@ WORDS(ValKv, {"dense", dense}, {"rollout", rollout}, {"both", both})
 WORDS(OnMismatch, {"fail", fail}, {"continue", carry_on})
 WORDS(KvMethod, {"dense", dense}, {"streaming_llm", streaming_llm}, {"h2o", h2o}, {"tova", tova}, {"snapkv", snapkv},
       {"rkv", rkv}, {"pyramidkv", pyramidkv}, {"quest", quest}, {"block_topk", block_topk})
-WORDS(KvPrompt, {"compress", compress}, {"protect", protect}, {"protect_first", protect_first})
+WORDS(KvPrompt, {"compress", compress}, {"protect", protect})
 WORDS(KvScope, {"per_head", per_head}, {"per_layer", per_layer})
 WORDS(KvTrigger, {"buffer_full", buffer_full}, {"prefill_once", prefill_once})
 WORDS(KvMergeMethod, {"none", none}, {"d2o", d2o}, {"value", value})
