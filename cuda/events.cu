@@ -115,8 +115,6 @@ struct CompactArgs {
   Events events;
   int64_t dst_stride, max_keep;
   int head_dim;
-  const float* rope;
-  int sinks;
 };
 
 // Slots [first, first + keep) of dst from the slots that `keep` names, the units of which at(head, place, unit) gives,
@@ -184,23 +182,6 @@ __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
   }
 }
 
-// Keys of slots [0, sinks), which do not move, turned forward by the number of evicted slots.
-template <class T>
-__global__ void __launch_bounds__(kThreads) turn_sinks(const CompactArgs<T> a) {
-  const KvEvent e = a.events.get();
-  const int64_t head = int64_t{a.dst[a.events.event() * a.dst_stride]} * a.events.kv_heads + a.events.head();
-  const int half = a.head_dim / 2;
-  const float* const angle = a.rope + int64_t{e.slots - e.first - e.keep} * a.head_dim;
-  for (int i = threadIdx.x; i < half * kPageSlots; i += kThreads) {
-    const int d = i / kPageSlots, slot = i % kPageSlots;
-    if (slot >= a.sinks) continue;
-    T *x = a.k + (head * a.head_dim + d) * kPageSlots + slot, *y = x + half * kPageSlots;
-    const float u = to_float(*x), v = to_float(*y), c = angle[d], s = angle[half + d];
-    *x = from_float<T>(u * c - v * s);
-    *y = from_float<T>(v * c + u * s);
-  }
-}
-
 }  // namespace
 
 void kv_select(const KvSelect& a, Stream stream) {
@@ -232,16 +213,13 @@ void kv_compact(const KvCompact& a, Stream stream) {
                               .events = events,
                               .dst_stride = a.dst_pages.stride[0],
                               .max_keep = a.keep.shape[2],
-                              .head_dim = static_cast<int>(head_dim),
-                              .rope = a.sinks ? a.rope.as<float>() : nullptr,
-                              .sinks = a.sinks};
+                              .head_dim = static_cast<int>(head_dim)};
     const bool vector = aligned16(a.v_pages, {head_dim});
     const unsigned heads = blocks(op, int64_t{events.count} * kv_heads, 1);
     const unsigned parts =
         blocks(op, head_dim, kUnits) + blocks(op, vector ? head_dim / kPack<T> : head_dim, kUnits) + 1;
     launch(op, vector ? compact<T, Pack<T>> : compact<T, T>, {.grid = dim3(heads, parts), .block = kThreads}, stream,
            args);
-    if (a.sinks) launch(op, turn_sinks<T>, {.grid = heads, .block = kThreads}, stream, args);
   });
 }
 

@@ -148,15 +148,11 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) window_scores(const Win
 
 // blockIdx.y is a run of slots.
 __global__ void __launch_bounds__(kThreads)
-    mass_scores(float* __restrict__ score, const float* __restrict__ mass_pages, const int32_t* __restrict__ pos_pages,
-                const int32_t* __restrict__ position, Events events, int64_t max_slots) {
+    mass_scores(float* __restrict__ score, const float* __restrict__ mass_pages, Events events, int64_t max_slots) {
   const KvEvent e = events.get();
   const int slot = blockIdx.y * kThreads + threadIdx.x;
   if (slot < e.first || slot >= e.slots - e.recent) return;
-  const int64_t at = events.head_pages().at(slot);
-  const float mass = mass_pages[at];
-  score[blockIdx.x * max_slots + slot] =
-      position ? mass / static_cast<float>(position[events.event()] - pos_pages[at] + 1) : mass;
+  score[blockIdx.x * max_slots + slot] = mass_pages[events.head_pages().at(slot)];
 }
 
 // ---- redundancy
@@ -302,13 +298,11 @@ void kv_mass_scores(const KvMassScores& a, Stream stream) {
   const char* op = "kv_mass_scores";
   const int64_t kv_heads = a.mass_pages.shape[1];
   const Events events = events_of(a.events, a.src_pages, kv_heads);
-  const int32_t* const pos = a.normalise ? a.pos_pages.as<int32_t>() : nullptr;
-  const int32_t* const position = a.normalise ? a.position.as<int32_t>() : nullptr;
   if (events.count == 0) return;
   launch(op, mass_scores,
          {.grid = dim3(blocks(op, int64_t{events.count} * kv_heads, 1), blocks(op, a.score.shape[2], kThreads)),
           .block = kThreads},
-         stream, a.score.as<float>(), a.mass_pages.as<float>(), pos, position, events, a.score.shape[2]);
+         stream, a.score.as<float>(), a.mass_pages.as<float>(), events, a.score.shape[2]);
 }
 
 void kv_redundancy(const KvRedundancy& a, Stream stream) {

@@ -43,20 +43,6 @@ class ByHost final : public Comm::Link {
     }
   }
 
-  void reduce_scatter(std::span<const Comm::Piece> x, void* y, DType type, void* stream) override {
-    for (int q = 0; q < comm_.ranks(); q++) {
-      const Comm::Piece all = x[static_cast<size_t>(q)];
-      for (size_t at = 0; at < all.bytes; at += kHalf) {
-        const Comm::Piece to{out_, std::min(kHalf, all.bytes - at)};
-        download(to, all.data, at, stream);
-        wait(stream);
-        const bool own = q == comm_.rank();
-        comm_.reduce(to, own ? in_ : nullptr, type, q);
-        if (own) upload(y, at, {in_, to.bytes}, stream);
-      }
-    }
-  }
-
  private:
   static constexpr size_t kHalf = 16 << 20;  // bytes that leave at a time, and that come
 

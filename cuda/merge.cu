@@ -14,7 +14,6 @@
 // and V of the evicted slots once, and writes merged rows and reads them again.
 #include "events.cuh"
 #include "ops/merge.h"
-#include "rng.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -49,8 +48,7 @@ struct Division {
 template <class T>
 struct MergeArgs {
   T *k, *v;
-  const float* mass;
-  const int32_t *pos, *keep, *dst, *threshold_row, *uid;
+  const int32_t *pos, *keep, *dst, *threshold_row;
   Events events;
   int64_t dst_stride, max_keep, row;  // row: of links
   int head_dim;
@@ -59,8 +57,6 @@ struct MergeArgs {
   KvMergeKind kind;
   MergeKeys keys;
   float ema_old, ema_new;
-  uint64_t key;
-  int targets;
 
   __device__ __forceinline__ Division division(const KvEvent& e, int64_t pair) const {
     return {keep + pair * max_keep, e.first, e.slots, e.keep};
@@ -173,8 +169,8 @@ struct Receiver {
   const MergeArgs<T>& a;
   const HeadPages pages;
   const int slot;  // the kept one
-  const bool with_keys = a.keys == MergeKeys::unrotated, half = a.kind == KvMergeKind::lookm_pivot;
-  Row v, k, old_v, old_k;
+  const bool with_keys = a.keys == MergeKeys::unrotated, by_value = a.kind == KvMergeKind::value;
+  Row v, k;
   float weights = 1, old_length = 0;
   bool started = false;
 
@@ -206,30 +202,26 @@ struct Receiver {
 
   __device__ __forceinline__ void start() {
     started = true;
-    value(old_v, slot);
-    v = old_v;
-    if (with_keys) key(old_k, slot), k = old_k;
-    if (a.kind == KvMergeKind::value) old_length = old_v.length();
+    value(v, slot);
+    if (with_keys) key(k, slot);
+    if (by_value) old_length = v.length();
   }
-  __device__ __forceinline__ void add_row(Row& x, const Row& y, const Row& before, float w) const {
+  __device__ __forceinline__ void add_row(Row& x, const Row& y, float w) const {
 #pragma unroll
-    for (int j = 0; j < kColumns; j++)
-      x.x[j] = a.kind == KvMergeKind::cam ? x.x[j] + y.x[j] / w
-               : half                     ? x.x[j] + (y.x[j] + before.x[j]) * 0.5f
-                                          : fmaf(w, y.x[j], x.x[j]);
+    for (int j = 0; j < kColumns; j++) x.x[j] = fmaf(w, y.x[j], x.x[j]);
   }
-  // An evicted slot; w: its cosine, for cam to how many slots it gives.
+  // An evicted slot; w: its cosine.
   __device__ __forceinline__ void add(int s, float w) {
     if (!started) start();
     Row other;
     value(other, s);
-    if (a.kind == KvMergeKind::value) {
+    if (by_value) {
       const float size = other.length();
       w = w * size / (size + old_length + 1e-8f);
     }
-    add_row(v, other, old_v, w);
-    if (with_keys) key(other, s), add_row(k, other, old_k, w);
-    weights += a.kind == KvMergeKind::value ? w : a.kind == KvMergeKind::cam ? 0.f : 1.f;
+    add_row(v, other, w);
+    if (with_keys) key(other, s), add_row(k, other, w);
+    weights += by_value ? w : 1.f;
   }
   // To a row of `merged`.
   __device__ __forceinline__ void write(float* row) {
@@ -254,28 +246,11 @@ struct Offer {
 };
 
 template <class T>
-__device__ __forceinline__ Offer nearest_offer(const MergeArgs<T>& a, const Division& slots, int kept, float least,
-                                               int j) {
+__device__ __forceinline__ Offer offer_of(const MergeArgs<T>& a, const Division& slots, int kept, float least, int j) {
   const int slot = slots.first + j + slots.kept_before(j);
   const float w = a.cosine(blockIdx.x)[slot];
-  const bool good = a.kind == KvMergeKind::d2o ? w >= least : a.kind != KvMergeKind::value || w > 0;
+  const bool good = a.kind == KvMergeKind::d2o ? w >= least : w > 0;
   return {slot, w, good && a.nearest(blockIdx.x)[slot] == static_cast<float>(kept)};
-}
-
-// The slot is known to be one of the `targets` ones after it.
-template <class T>
-__device__ __forceinline__ Offer cam_offer(const MergeArgs<T>& a, const Division& slots, const HeadPages& pages,
-                                           int j) {
-  const int next = slots.kept_before(j), slot = slots.first + j + next, n = min(a.targets, slots.kept - next);
-  float mean = 0;
-  for (int c = next; c < next + n; c++) mean += a.mass[pages.at(slots.keep[c])];
-  mean /= static_cast<float>(n);
-  const int32_t* const uid = a.uid + 2 * a.events.event();
-  const uint4 words = philox({static_cast<uint32_t>(pages.h / 4), static_cast<uint32_t>(a.pos[pages.at(slot)]),
-                              static_cast<uint32_t>(uid[0]), static_cast<uint32_t>(uid[1])},
-                             a.key);
-  const float own = a.mass[pages.at(slot)];
-  return {slot, static_cast<float>(n), own > 0 && uniform_open(word_of(words, pages.h % 4)) * mean < own};
 }
 
 // blockIdx.y: a kept slot a warp.
@@ -286,16 +261,12 @@ __global__ void __launch_bounds__(kThreads, 2) merge(const MergeArgs<T> a) {
   if (kept >= e.keep) return;
   const HeadPages pages = a.events.head_pages();
   const Division slots = a.division(e, blockIdx.x);
-  const bool cam = a.kind == KvMergeKind::cam;
   const float least = a.kind == KvMergeKind::d2o ? a.threshold[a.threshold_row[a.events.event()]] : 0.f;
-  // Of cam only those give that lie after the kept slot `targets` places before this one, and before this one.
-  const auto evicted_before = [&](int i) { return i < 0 ? 0 : slots.keep[i] - e.first - i; };
-  const int begin = cam ? evicted_before(kept - a.targets) : 0, end = cam ? evicted_before(kept) : slots.evicted();
+  const int evicted = slots.evicted();
   Receiver<T, kColumns> to(a, pages, slots.keep[kept]);
-  for (int first = begin; first < end; first += 32) {
+  for (int first = 0; first < evicted; first += 32) {
     Offer offer{};
-    if (first + lane < end)
-      offer = cam ? cam_offer(a, slots, pages, first + lane) : nearest_offer(a, slots, kept, least, first + lane);
+    if (first + lane < evicted) offer = offer_of(a, slots, kept, least, first + lane);
     for (unsigned left = __ballot_sync(kAllLanes, offer.comes); left; left &= left - 1) {
       const int from = __ffs(static_cast<int>(left)) - 1;
       to.add(__shfl_sync(kAllLanes, offer.slot, from), __shfl_sync(kAllLanes, offer.weight, from));
@@ -338,9 +309,7 @@ MergeArgs<T> merge_args(const KvMerge& a, const Events& events) {
   if (a.keys == MergeKeys::unrotated) x.rope = a.rope.as<float>();
   if (a.kind == KvMergeKind::d2o)
     x.threshold = a.threshold.as<float>(), x.threshold_row = a.threshold_row.as<int32_t>();
-  if (a.kind == KvMergeKind::cam) x.mass = c.mass_pages.as<float>(), x.uid = a.uid.as<int32_t>();
-  x.kind = a.kind, x.keys = a.keys, x.ema_old = a.ema_old, x.ema_new = a.ema_new, x.key = a.key;
-  x.targets = a.targets;
+  x.kind = a.kind, x.keys = a.keys, x.ema_old = a.ema_old, x.ema_new = a.ema_new;
   return x;
 }
 
@@ -358,15 +327,13 @@ void kv_merge(const KvMerge& a, Stream stream) {
     const MergeArgs<T> x = merge_args<T>(a, events);
     const unsigned heads = blocks(op, int64_t{events.count} * events.kv_heads, 1);
     const LaunchShape rows{.grid = dim3(heads, blocks(op, x.max_keep, kWarps)), .block = kThreads};
-    if (a.kind != KvMergeKind::cam) {
-      launch(op, key_norms<T>, {.grid = dim3(heads, blocks(op, row, kThreads)), .block = kThreads}, stream, events, x.k,
-             x.head_dim, x.links + row, 2 * row);
-      launch(op, find_nearest<T>,
-             {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile<T>::bytes(head_dim)}, stream,
-             x);
-      if (a.kind == KvMergeKind::d2o)
-        launch(op, next_threshold<T>, {.grid = static_cast<unsigned>(events.count), .block = 32}, stream, x);
-    }
+    launch(op, key_norms<T>, {.grid = dim3(heads, blocks(op, row, kThreads)), .block = kThreads}, stream, events, x.k,
+           x.head_dim, x.links + row, 2 * row);
+    launch(op, find_nearest<T>,
+           {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile<T>::bytes(head_dim)}, stream,
+           x);
+    if (a.kind == KvMergeKind::d2o)
+      launch(op, next_threshold<T>, {.grid = static_cast<unsigned>(events.count), .block = 32}, stream, x);
     launch(op, head_dim <= 64 ? merge<T, 2> : head_dim <= 128 ? merge<T, 4> : merge<T, 8>, rows, stream, x);
     kv_compact(c, stream);
     launch(op, overlay<T>, rows, stream, x);

@@ -34,8 +34,7 @@ namespace {
   X(GroupEnd)          \
   X(Send)              \
   X(Recv)              \
-  X(Broadcast)         \
-  X(Reduce)
+  X(Broadcast)
 
 struct Functions {
 #define X(name) decltype(&nccl##name) name;
@@ -54,7 +53,7 @@ struct StandIn {
 #endif
 
 const Functions& nccl() {
-  if (!functions.Reduce) {
+  if (!functions.Broadcast) {
     Functions f{};
     // A site may have set otherwise; then calls would return before they are done.
     setenv("NCCL_COMM_BLOCKING", "1", 1);
@@ -181,20 +180,6 @@ class ByNccl final : public Comm::Link {
     check(nccl().GroupEnd(), "ncclGroupEnd");
   }
 
-  // Parts may differ in size, which ncclReduceScatter has not.
-  void reduce_scatter(std::span<const Comm::Piece> x, void* y, DType type, void* stream) override {
-    check(nccl().GroupStart(), "ncclGroupStart");
-    for (int q = 0; q < ranks_; q++) {
-      const Comm::Piece& from = x[static_cast<size_t>(q)];
-      if (from.bytes > 0)
-        check(nccl().Reduce(from.data, q == rank_ ? y : nullptr, from.bytes / dtype_size(type),
-                            type == DType::bf16 ? ncclBfloat16 : ncclFloat32, ncclSum, q, nccl_,
-                            static_cast<cudaStream_t>(stream)),
-              "ncclReduce");
-    }
-    check(nccl().GroupEnd(), "ncclGroupEnd");
-  }
-
   void check() override {
     ncclResult_t found = ncclSuccess;
     check(nccl().CommGetAsyncError(nccl_, &found), "ncclCommGetAsyncError");
@@ -274,11 +259,9 @@ class ByNccl final : public Comm::Link {
     exchange(out, in, nullptr);
     in[static_cast<size_t>(rank_)] = out[static_cast<size_t>(rank_)];
     gather(in, rank_, nullptr);
-    reduce_scatter(out, memory + rank_, DType::f32, nullptr);
     run(cudaMemcpy(words.data(), memory, words.size() * sizeof(float), cudaMemcpyDeviceToHost));
     run(cudaFree(memory));
-    const float sum = words[static_cast<size_t>(rank_)], expected = static_cast<float>(ranks_ * (ranks_ - 1) / 2);
-    bool right = sum == expected;
+    bool right = true;
     for (size_t q = 0; q < n; q++)
       right = right && (q == static_cast<size_t>(rank_) || words[n + q] == static_cast<float>(q));
     if (!right) throw Error(Exit::failed, cat(name(), ": the first words of the other ranks are not what they sent"));

@@ -18,7 +18,6 @@ enum ncclResult_t {
   ncclInProgress = 7,
 };
 enum ncclDataType_t { ncclInt8 = 0, ncclFloat32 = 7, ncclBfloat16 = 9 };
-enum ncclRedOp_t { ncclSum = 0 };
 struct ncclUniqueId {
   char internal[128];
 };
@@ -42,8 +41,5 @@ ncclResult_t ncclRecv(void*, size_t count, ncclDataType_t, int from, ncclComm_t,
 // From the root's `from` to all; `to` may be `from`.
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t, int root, ncclComm_t,
                            cudaStream_t);
-// `to`: of the root alone; it may be `from`.
-ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t, ncclRedOp_t, int root, ncclComm_t,
-                        cudaStream_t);
 void* cuemu_nccl_symbol(const char* name);  // of the stand-in, as dlsym finds those of the library
 }

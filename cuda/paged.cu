@@ -166,8 +166,8 @@ __device__ __forceinline__ FourSlots four_of(const QueryTile<bf16, kRows16>& e, 
   return i < kSlots ? four_at(e, tile.slot(i), __popc(static_cast<unsigned>(tile.listed >> i & 15))) : FourSlots{};
 }
 
-// Fills tiles with the slots of the tile, of which each lane knows four; zeros where they do not count and beyond D.  Few
-// instructions a copy: with few sequences, a block of slots waits for them.
+// Fills tiles with the slots of the tile, of which each lane knows four; zeros where they do not count and beyond D.
+// Few instructions a copy: with few sequences, a block of slots waits for them.
 template <int kD>
 class Loader {
   static constexpr int kFours = kBlock16 / 4;

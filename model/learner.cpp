@@ -274,7 +274,7 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
       trained_(model.adapters ? static_cast<const Parameters&>(*model.adapters) : model),
       activations_(activations),
       options_(options),
-      by_machine_(options.reduce == Reduce::ordered && machines_have_blocks(model.device.comm)),
+      by_machine_(machines_have_blocks(model.device.comm)),
       flat_(gradients.alloc("gradients", model.stat, {trained_.size()})),
       views_(model.adapters ? ParameterViews(*model.adapters, flat_)
                             : ParameterViews(model.config, model.layout, flat_)),
@@ -282,7 +282,7 @@ Learner::Learner(Model& model, Arena& gradients, Arena& optimizer, Arena& activa
       head_(own_head_ ? gradients.alloc("head gradient", model.stat, {model.config.vocab, model.config.hidden})
                       : views_.head),
       sum_(options.shards > 1 ? gradients.alloc("sum of shards", model.stat, {trained_.own()}) : Tensor{}),
-      block_(options.shards > kShardBlock && options.reduce == Reduce::ordered && !by_machine_
+      block_(options.shards > kShardBlock && !by_machine_
                  ? gradients.alloc("sum of eight shards", model.stat, {trained_.own()})
                  : Tensor{}),
       m_(optimizer.alloc("adam m", moments_type(model, options), {trained_.own()})),
@@ -319,9 +319,8 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
     });
     done += last;
     put(out, own, part);
-    if (options_.reduce == Reduce::ordered) add_shards(round);
+    add_shards(round);
   }
-  if (options_.reduce != Reduce::ordered) add_ranks();
   for (auto column : {&TokenOuts::logprob, &TokenOuts::entropy, &TokenOuts::loss, &TokenOuts::kl})
     (out.*column).resize(static_cast<size_t>(out.offsets.back()));  // also where all shards of the rank are empty
   out.clipped.resize(static_cast<size_t>(out.offsets.back()));

@@ -41,10 +41,6 @@ struct LossPolicies {
   Tensor sampler = {};               // SamplerStates::hidden, of score centring, else absent
 };
 
-// Sum of the gradients of shards.  ordered: in the order of list.h.  Otherwise each rank adds its own and the library
-// adds the ranks in its own order, in f32 or rounded to bf16.
-enum class Reduce { ordered, reduce_scatter, reduce_scatter_bf16 };
-
 struct LearnerOptions {
   int64_t max_rows = 4096;                // rows of a micro-batch
   int64_t logits_chunk = 1024;            // loss rows whose logits exist at a time
@@ -54,8 +50,7 @@ struct LearnerOptions {
   bool dense_reference = false;           // the reference model reads everything, whatever `blocks` says
   int64_t shards = 1;                     // of an update (list.h); a multiple of the ranks
   bool balance = true;                    // shards of equal FLOPs; or a group is of the shard that it was sampled in
-  Reduce reduce = Reduce::ordered;
-  Truncation truncation = {};  // of the sampler: the policy is its distribution over what is kept
+  Truncation truncation = {};             // of the sampler: the policy is its distribution over what is kept
   // Most ids of a token in Member::kept_ids; 0: none, as the logits are the sampler's and Truncate finds them.
   int64_t kept_ids = 0;
   bool hashes = false;      // accumulate() hashes the logits of every loss row (HashRuns::each)
@@ -135,7 +130,6 @@ class Learner {
   void add_shards_of_ranks(int64_t round);
   void add_shards_by_machine();
   void add(int64_t shard, const Tensor& gradient, int64_t first);
-  void add_ranks();
   template <class F>
   void for_pieces(F f);
   const Tensor& gradient() const { return sum_ ? sum_ : flat_; }  // of an update, this rank's elements

@@ -90,22 +90,4 @@ void Learner::add_shards_by_machine() {
   });
 }
 
-// The gradients of all shards of each rank, by the library.
-void Learner::add_ranks() {
-  Device& device = model_.device;
-  add_head_gradient();
-  for_pieces([&](const std::vector<int64_t>& first, const std::vector<int64_t>& counts, int64_t at) {
-    const ArenaScope scope(activations_);
-    const int64_t all = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    device.reduce_scatter({.y = sum_.rows(at, counts[static_cast<size_t>(device.comm.rank())]),
-                           .x = flat_,
-                           .first = first,
-                           .counts = counts,
-                           .comm = &device.comm,
-                           .rounded = options_.reduce == Reduce::reduce_scatter_bf16
-                                          ? activations_.alloc("rounded gradients", DType::bf16, {all})
-                                          : Tensor{}});
-  });
-}
-
 }  // namespace pare

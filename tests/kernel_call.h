@@ -3,114 +3,25 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/rng.h"
-#include "kernels.h"
+#include "op_harness.h"
 #include "ops/linear.h"
 #include "ops/list.h"
 #include "ops/paged.h"
 
 namespace pare::test::kernel {
 
-using Shape = std::vector<int64_t>;
+using test::Buffer;
 
-inline uint16_t to_bf16(float f) {  // nearest, ties to even
-  const uint32_t u = std::bit_cast<uint32_t>(f);
-  return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-inline float from_bf16(uint16_t b) { return std::bit_cast<float>(uint32_t{b} << 16); }
-
-// A tensor with red zones of 64 bytes around it and of `gap` elements after each row; everything is 0xFF at first.
-class Buffer {
- public:
-  Buffer(DType dtype, const Shape& shape, int64_t gap) {
-    tensor_ = Tensor{.dtype = dtype, .rank = static_cast<int>(shape.size())};
-    for (int64_t i = tensor_.rank - 1, step = 1; i >= 0; i--) {
-      tensor_.shape[i] = shape[i], tensor_.stride[i] = step;
-      step = step * shape[i] + (i == 1 ? gap : 0);
-    }
-    const int64_t span = shape.size() > 1 ? tensor_.stride[0] * shape[0] : shape[0];
-    words_.assign((2 * kZone + span * dtype_size(dtype)) / 8 + 1, ~uint64_t{0});
-    tensor_.data = reinterpret_cast<char*>(words_.data()) + kZone;
-    memory_.emplace(tensor_);
-  }
-  const Tensor& tensor() const { return tensor_; }
-  int64_t size() const { return tensor_.size(); }
-  // Element i, counting without gaps.
-  char* at(int64_t i) const {
-    int64_t offset = i;
-    if (tensor_.rank > 1) {
-      const int64_t row = tensor_.size() / tensor_.shape[0];
-      offset = i / row * tensor_.stride[0] + i % row;
-    }
-    return static_cast<char*>(tensor_.data) + offset * static_cast<int64_t>(dtype_size(tensor_.dtype));
-  }
-  double get(int64_t i) const {
-    switch (tensor_.dtype) {
-      case DType::f64:
-        return load<double>(at(i));
-      case DType::f32:
-        return load<float>(at(i));
-      case DType::bf16:
-        return from_bf16(load<uint16_t>(at(i)));
-      default:
-        return load<int32_t>(at(i));
-    }
-  }
-  void set(int64_t i, double x) {
-    KernelMemory::wrote(at(i), dtype_size(tensor_.dtype));
-    switch (tensor_.dtype) {
-      case DType::f64:
-        return store(at(i), x);
-      case DType::f32:
-        return store(at(i), static_cast<float>(x));
-      case DType::bf16:
-        return store(at(i), to_bf16(static_cast<float>(x)));
-      default:
-        return store(at(i), static_cast<int32_t>(x));
-    }
-  }
-  std::string bits(int64_t begin, int64_t end) const {
-    std::string s;
-    for (int64_t i = begin; i < end; i++) s.append(at(i), dtype_size(tensor_.dtype));
-    return s;
-  }
-  std::string bits() const { return bits(0, size()); }
-  bool zones_intact() const {
-    KernelVector<uint64_t> rest = words_;
-    const auto* begin = reinterpret_cast<const char*>(words_.data());
-    for (int64_t i = 0; i < size(); i++)
-      std::memset(reinterpret_cast<char*>(rest.data()) + (at(i) - begin), 0xff, dtype_size(tensor_.dtype));
-    for (uint64_t w : rest)
-      if (w != ~uint64_t{0}) return false;
-    return true;
-  }
-
- private:
-  static constexpr size_t kZone = 64;
-  template <class T>
-  static T load(const char* p) {
-    T x;
-    std::memcpy(&x, p, sizeof x);
-    return x;
-  }
-  template <class T>
-  static void store(char* p, T x) {
-    std::memcpy(p, &x, sizeof x);
-  }
-  Tensor tensor_;
-  KernelVector<uint64_t> words_;
-  std::optional<KernelMemory> memory_;
-};
+inline uint16_t to_bf16(float f) { return f32_to_bf16(f); }
+inline float from_bf16(uint16_t b) { return bf16_to_f32(b); }
 
 // The tensors of one op call on one table, by name.  Inputs are random values that bf16 holds exactly, a function of
 // their names, so that every table and type sees the same numbers.

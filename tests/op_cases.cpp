@@ -199,12 +199,6 @@ void bounds(OpRun& r, const KvRedundancy& a) {
   const double error = 4 * chain(double(a.k_pages.shape[2])) + chain(double(a.score.shape[2]));
   r.bound(a.score, error + 4 * kRound * r.max_abs(a.score));
 }
-void bounds(OpRun& r, const KvMassScores& a) {
-  if (a.normalise) r.bound(a.score, 5 * kRound);
-}
-void bounds(OpRun& r, const KvCompact& a) {
-  if (a.sinks) r.bound(a.k_pages, 4 * kRound * r.max_abs(a.k_pages));
-}
 // Averages, or sums of at most as many values of size 5 as there are slots; the weights are cosines.
 void bounds(OpRun& r, const KvMerge& a) {
   const double D = double(a.compact.k_pages.shape[2]), slots = double(a.links.shape[3]);

@@ -104,21 +104,29 @@ class Buffer {
 
   // The bytes of the elements in order, for bitwise comparison.
   std::vector<unsigned char> element_bytes() const {
-    std::vector<unsigned char> v;
-    const size_t width = dtype_size(tensor_.dtype);
-    for (int64_t i = 0; i < size(); i++) v.insert(v.end(), &bytes_[byte(i)], &bytes_[byte(i)] + width);
-    return v;
+    const std::string all = bits();
+    return {all.begin(), all.end()};
   }
+  std::string bits(int64_t begin, int64_t end) const {
+    std::string s;
+    for (int64_t i = begin; i < end; i++)
+      s.append(reinterpret_cast<const char*>(&bytes_[byte(i)]), dtype_size(tensor_.dtype));
+    return s;
+  }
+  std::string bits() const { return bits(0, size()); }
   void remember() { before_ = bytes_; }
   bool unchanged() const { return bytes_ == before_; }
   bool zones_intact() const {
-    std::vector<bool> element(bytes_.size());
-    const size_t width = dtype_size(tensor_.dtype);
-    for (int64_t i = 0; i < size(); i++)
-      for (size_t b = 0; b < width; b++) element[byte(i) + b] = true;
-    for (size_t b = 0; b < bytes_.size(); b++)
-      if (!element[b] && bytes_[b] != 0xff) return false;
-    return true;
+    size_t at = 0;
+    const auto ones_until = [&](size_t end) {
+      while (at < end && bytes_[at] == 0xff) at++;
+      return at >= end;
+    };
+    for (int64_t i = 0; i < size(); i += row_) {
+      if (!ones_until(byte(i))) return false;
+      at = byte(i + row_ - 1) + dtype_size(tensor_.dtype);
+    }
+    return ones_until(bytes_.size());
   }
 
  private:

@@ -33,7 +33,6 @@ inline Config tiny_run(const std::string& type, const std::vector<std::string>& 
                                   "data.min_statements=2",
                                   "data.max_statements=4",
                                   "data.val_min_statements=0",
-                                  "data.val_max_statements=0",
                                   "data.train_rows=16",
                                   "data.val_rows=16",
                                   "data.train_batch_size=6",

@@ -12,7 +12,7 @@ KvSpec quest(double target) {
   KvSpec kv;
   kv.method = KvMethod::quest;
   kv.blocks.size = 16, kv.blocks.first = 1, kv.blocks.last = 2;
-  kv.blocks.schedule = {"0:6", "20:40"};
+  kv.blocks.count = 6;
   kv.blocks.acceptance_target = target;
   return kv;
 }
@@ -22,10 +22,10 @@ std::vector<int64_t> blocks(const BlockBudget& budget) {
   return all;
 }
 
-TEST(BlockBudget, StartsFromTheScheduleBinByBin) {
+TEST(BlockBudget, StartsFromTheCountBinByBin) {
   const BlockBudget budget = budget_by_context(quest(0.86), 700);
   // Bins from 0, 64, 128, 256 and 512 tokens; of 64 tokens there are 4 blocks, and no more can be read there.
-  EXPECT_EQ(budget.steps(), (Steps{{0, 4}, {5, 6}, {9, 6}, {17, 6}, {33, 40}}));
+  EXPECT_EQ(budget.steps(), (Steps{{0, 4}, {5, 6}, {9, 6}, {17, 6}, {33, 6}}));
   EXPECT_EQ(budget_by_context(quest(0.86), 63).steps(), (Steps{{0, 4}}));
   for (int64_t bin = 0; bin < 8; bin++) {
     EXPECT_EQ(context_bin(first_context(bin)), static_cast<size_t>(bin));

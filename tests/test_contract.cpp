@@ -228,18 +228,12 @@ TEST(Contract, OfEvents) {
   KvCompact& c = a.compact;
   c.k_pages = f32({9, 2, 8, 16}), c.v_pages = f32({9, 2, 16, 8}), c.pos_pages = i32({9, 2, 16});
   c.keep = i32({1, 2, 5}), c.src_pages = c.dst_pages = i32({1, 3}), c.events = i32({1, 5});
-  a.kind = KvMergeKind::lookm_pivot, a.links = f32({1, 2, 2, 48}), a.merged = f32({1, 2, 5, 17});
+  a.kind = KvMergeKind::value, a.links = f32({1, 2, 2, 48}), a.merged = f32({1, 2, 5, 17});
   EXPECT_EQ(refusal(&Device::kv_merge, a), "");
   a.kind = KvMergeKind::d2o;
   EXPECT_EQ(refusal(&Device::kv_merge, a), "kv_merge: threshold is absent, expected f32[0]");
   a.kind = KvMergeKind::value, a.keys = MergeKeys::unrotated;
   EXPECT_EQ(refusal(&Device::kv_merge, a), "kv_merge: this kind of merging leaves keys alone");
-  c.sinks = 17;
-  EXPECT_EQ(refusal(&Device::kv_compact, c),
-            "kv_compact: sinks is 17, expected 0 to 16, and an even head dim where there are any: k_pages is "
-            "f32[9, 2, 8, 16]");
-  c.sinks = 2;
-  EXPECT_EQ(refusal(&Device::kv_compact, c), "kv_compact: rope is absent, expected f32[0, 8]");
   const KvSelect select{.keep = c.keep,
                         .score = {},
                         .events = c.events,

@@ -241,18 +241,15 @@ TEST(CudaKv, Mass) {
 }
 
 TEST(CudaKv, MassScores) {
-  for (bool normalise : {false, true}) {
-    const Scene s(1, 3, 8, {{300, 5, 9, 12, 0}, {16, 16, 0, 0, 0}});
-    const Body body = [&](Call& t) {
-      KvMassScores a{};
-      a.score = t.stat_out("score", {s.count(), s.kv_heads, s.max_slots}), a.mass_pages = s.slot_array(t, "mass_pages");
-      if (normalise) a.pos_pages = s.pos_pages(t), a.position = t.index("position", {2}, {1000, 2000});
-      a.src_pages = s.src_pages(t), a.events = s.event_list(t), a.work = s.work, a.normalise = normalise;
-      t.table.kv_mass_scores(a, {});
-    };
-    check(body, 0, false);
-    check_bits(body);
-  }
+  const Scene s(1, 3, 8, {{300, 5, 9, 12, 0}, {16, 16, 0, 0, 0}});
+  const Body body = [&](Call& t) {
+    KvMassScores a{};
+    a.score = t.stat_out("score", {s.count(), s.kv_heads, s.max_slots}), a.mass_pages = s.slot_array(t, "mass_pages");
+    a.src_pages = s.src_pages(t), a.events = s.event_list(t), a.work = s.work;
+    t.table.kv_mass_scores(a, {});
+  };
+  check(body, 0, false);
+  check_bits(body);
 }
 
 // ---- choice
@@ -303,13 +300,12 @@ TEST(CudaKv, SelectAmongManyThousands) {
 
 // ---- compaction
 
-void compact(Call& t, const Scene& s, int fresh, int32_t sinks) {
+void compact(Call& t, const Scene& s, int fresh) {
   KvCompact a{};
   a.k_pages = s.k_pages(t), a.v_pages = s.v_pages(t), a.pos_pages = s.pos_pages(t);
   a.mass_pages = s.slot_array(t, "mass_pages");
   a.keep = s.keep(t), a.src_pages = s.src_pages(t), a.dst_pages = s.dst_pages(t, fresh);
-  a.events = s.event_list(t), a.work = s.work, a.sinks = sinks;
-  if (sinks) a.rope = t.stat("rope", {s.max_slots, s.d});
+  a.events = s.event_list(t), a.work = s.work;
   t.table.kv_compact(a, {});
 }
 
@@ -318,15 +314,8 @@ TEST(CudaKv, CompactMovesBits) {
   for (int64_t d : {32, 20})
     for (int32_t kept : {290, 150, 7}) {
       const Scene s(1, 1, d, {{311, 5, 6, kept, 0}, {80, 0, 3, 7, 0}});
-      for (int fresh : {0, 2}) check_bits([&](Call& t) { compact(t, s, fresh, 0); });
+      for (int fresh : {0, 2}) check_bits([&](Call& t) { compact(t, s, fresh); });
     }
-}
-
-TEST(CudaKv, CompactTurnsSinks) {
-  const Scene s(1, 2, 24, {{90, 5, 6, 40, 0}, {33, 16, 3, 7, 0}});
-  const Body body = [&](Call& t) { compact(t, s, 0, 4); };
-  check(body);
-  check_bits(body);
 }
 
 // ---- merging
@@ -349,7 +338,6 @@ void merge(Call& t, const Scene& s, KvMergeKind kind, MergeKeys keys) {
     std::iota(rows.rbegin(), rows.rend(), 0);
     a.threshold_row = t.index("threshold_row", {s.count()}, rows), a.ema_old = 0.75f, a.ema_new = 0.25f;
   }
-  a.uid = t.index("uid", {s.count(), 2}, below("uid", 2 * s.count(), 1000)), a.key = 77, a.targets = 3;
   t.table.kv_merge(a, {});
 }
 
@@ -361,10 +349,8 @@ TEST(CudaKv, Merge) {
   // Nothing is evicted from the second one; more than 64 slots go from the last one, and more than 64 stay.
   const Scene s(1, 2, 24, {{50, 3, 4, 17, 0}, {30, 7, 2, 23, 0}, {20, 0, 0, 1, 0}});
   const Scene large(1, 1, 70, {{211, 5, 8, 97, 0}});
-  for (const Kind& m : {Kind{KvMergeKind::cam, MergeKeys::none},
-                        {KvMergeKind::d2o, MergeKeys::unrotated},
-                        {KvMergeKind::lookm_pivot, MergeKeys::unrotated},
-                        {KvMergeKind::lookm_pivot, MergeKeys::none},
+  for (const Kind& m : {Kind{KvMergeKind::d2o, MergeKeys::unrotated},
+                        {KvMergeKind::d2o, MergeKeys::none},
                         {KvMergeKind::value, MergeKeys::none}}) {
     check([&](Call& t) { merge(t, s, m.kind, m.keys); }, 0, m.kind == KvMergeKind::d2o);
     check_f32_bits([&](Call& t) { merge(t, s, m.kind, m.keys); });
@@ -387,7 +373,7 @@ TEST(CudaKv, EventsAreIndependent) {
       Call t(table_kernels, act), r(table_kernels, act), c(table_kernels, act);
       window_scores(t, s, {GqaAgg::max_logit, SoftmaxSpan::exclude_window, Pool::max, 7});
       redundancy(r, s);
-      compact(c, s, 0, 0);
+      compact(c, s, 0);
       std::string bits;
       for (int64_t h = 0; h < 2; h++)
         for (Call* x : {&t, &r}) bits += (*x)["score"].bits(h * s.max_slots, h * s.max_slots + one.slots);

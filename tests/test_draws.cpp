@@ -7,7 +7,6 @@
 #include "ops/data.h"
 #include "ops/events.h"
 #include "ops/logits.h"
-#include "ops/merge.h"
 #include "ops/optimizer.h"
 #include "rl/loss.h"
 #include "rl/obrs.h"
@@ -117,64 +116,6 @@ KvSpec small_budget(KvMethod method) {
   s.method = method;
   s.evict.budget = 11, s.evict.buffer = 4, s.evict.prompt = KvPrompt::compress, s.window.size = 3;
   return s;
-}
-
-// CaM's coins: (name, key) of every event of a rollout; one event a layer and sequence in every pass.
-TEST(Draws, CoinsOfMergingDifferInLayerSequenceAndStep) {
-  static std::vector<std::vector<std::pair<int32_t, int32_t>>> calls;
-  static std::set<uint64_t> keys;
-  calls.clear(), keys.clear();
-  Table spy = table_cpu;
-  spy.kv_merge = [](const KvMerge& m, Stream s) {
-    auto& names = calls.emplace_back();
-    const auto* const uid = m.uid.as<int32_t>();
-    for (int64_t i = 0; i < m.uid.shape[0]; i++) names.emplace_back(uid[2 * i], uid[2 * i + 1]);
-    keys.insert(m.key);
-    table_cpu.kv_merge(m, s);
-  };
-  KvSpec spec = small_budget(KvMethod::h2o);
-  spec.merge.method = KvMergeMethod::cam;
-  Generator g(spy, config(), with(spec));
-  Rng rng(rng_key(6, RngStream::test, 9));
-  const Request request{random_ids(rng, 9, config().vocab), {5, 6}, 30};
-  g.rollout.generate({request}, {.key = 3, .eos = {}});
-  ASSERT_GT(calls.size(), 2u);
-  std::set<std::pair<int32_t, int32_t>> all;
-  for (const auto& names : calls) {
-    EXPECT_EQ(static_cast<int64_t>(names.size()), 2 * config().layers);
-    EXPECT_EQ(std::set(names.begin(), names.end()).size(), names.size()) << "two events with one coin";
-    all.insert(names.begin(), names.end());
-  }
-  EXPECT_EQ(static_cast<int64_t>(all.size()), 2 * config().layers) << "a sequence keeps its name";
-  g.rollout.generate({request}, {.key = 4, .eos = {}});
-  EXPECT_EQ(keys.size(), 2u) << "one key for each rollout";
-  EXPECT_FALSE(keys.contains(3) || keys.contains(4)) << "the key of sampling";
-}
-
-// H2O divides by an age, which is counted from the newest token: the position of the event is its position.
-TEST(Events, PositionIsThatOfTheNewestToken) {
-  static int64_t events;
-  events = 0;
-  Table spy = table_cpu;
-  spy.kv_mass_scores = [](const KvMassScores& a, Stream s) {
-    const auto* const list = a.events.as<int32_t>();
-    const auto* const src = a.src_pages.as<int32_t>();
-    const auto* const pos = a.pos_pages.as<int32_t>();
-    for (int64_t i = 0; i < a.events.shape[0]; i++, events++) {
-      const int32_t newest = list[i * a.events.shape[1]] - 1;
-      const int32_t page = src[i * a.src_pages.stride[0] + newest / kPageSlots];
-      for (int64_t h = 0; h < a.pos_pages.shape[1]; h++)
-        EXPECT_EQ(a.position.as<int32_t>()[i],
-                  pos[(page * a.pos_pages.shape[1] + h) * kPageSlots + newest % kPageSlots]);
-    }
-    table_cpu.kv_mass_scores(a, s);
-  };
-  KvSpec spec = small_budget(KvMethod::h2o);
-  spec.h2o.normalise = true;
-  Generator g(spy, config(), with(spec));
-  Rng rng(rng_key(6, RngStream::test, 9));
-  g.rollout.generate({{random_ids(rng, 20, config().vocab), {5, 6}, 40}}, {.key = 3, .eos = {}});
-  EXPECT_GT(events, 10);
 }
 
 // The rows of a window are the queries in the order in which they were written, the oldest first,

@@ -1,4 +1,4 @@
-// The emulator's NCCL, by processes that are its ranks: what it moves and adds, and that each mistake shows.
+// The emulator's NCCL, by processes that are its ranks: what it moves, and that each mistake shows.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/half.h"
 #include "cuda/emu/include/cuda_runtime.h"
 #include "cuda/emu/include/cuemu.h"
 #include "cuda/nccl.h"
@@ -46,8 +45,8 @@ class NcclRank {
   void destroy() { said(ncclCommDestroy(std::exchange(comm, nullptr))); }
   void send(const void* p, size_t n, int to) { said(ncclSend(p, n, ncclFloat32, to, comm, nullptr)); }
   void receive(void* p, size_t n, int from) { said(ncclRecv(p, n, ncclFloat32, from, comm, nullptr)); }
-  void reduce(const void* x, void* y, size_t n, int root, ncclDataType_t type = ncclFloat32) {
-    said(ncclReduce(x, y, n, type, ncclSum, root, comm, nullptr));
+  void broadcast(void* x, size_t n, int root, ncclDataType_t type = ncclFloat32) {
+    said(ncclBroadcast(x, x, n, type, root, comm, nullptr));
   }
 
   const int rank, ranks;
@@ -114,38 +113,13 @@ TEST(EmuNccl, SendsToAll) {
   }));
 }
 
-// 1, 2^-24 and 2^-24: the order of the ring decides whether the small ones count.
-TEST(EmuNccl, AddsInTheOrderOfTheRing) {
-  expect_none(reports(3, [&](NcclRank& r) {
-    const float tiny = 0x1p-24f, own = r.rank == 0 ? 1 : tiny;
-    float *x[3], *y = r.put({-1});
-    for (float*& p : x) p = r.put({own});
-    r.said(ncclGroupStart());
-    for (int root = 0; root < 3; root++) r.reduce(x[root], root == r.rank ? y : nullptr, 1, root);
-    r.said(ncclGroupEnd());
-    // For rank 0: (x1 + x2) + x0; for rank 1: (x2 + x0) + x1, for rank 2: (x0 + x1) + x2.
-    if (r.get(y, 1)[0] != (r.rank == 0 ? 1 + 2 * tiny : 1)) r.report += "another sum";
-    // In bf16 the sum of two is rounded before the third is added; in place.
-    const uint16_t one = f32_to_bf16(1), small = f32_to_bf16(0x1p-8f);
-    const uint16_t words[2] = {r.rank == 0 ? one : small, 0};
-    float* const z = r.put({0});
-    cudaMemcpy(z, words, sizeof words, cudaMemcpyHostToDevice);
-    r.reduce(z, z, 1, 2, ncclBfloat16);
-    uint16_t sum = 0;
-    cudaMemcpy(&sum, z, sizeof sum, cudaMemcpyDeviceToHost);
-    if (r.rank == 2 && sum != one) r.report += "bf16: another sum";
-  }));
-}
-
 // Broadcasts from each rank in turn, in place, in one group; parts differ in size.
 TEST(EmuNccl, Broadcasts) {
   expect_none(reports(3, [&](NcclRank& r) {
     float* const all = r.put(std::vector<float>(6, static_cast<float>(r.rank)));
     const size_t first[] = {0, 1, 3, 6};
     r.said(ncclGroupStart());
-    for (int root = 0; root < 3; root++)
-      r.said(ncclBroadcast(all + first[root], all + first[root], first[root + 1] - first[root], ncclFloat32, root,
-                           r.comm, nullptr));
+    for (int root = 0; root < 3; root++) r.broadcast(all + first[root], first[root + 1] - first[root], root);
     r.said(ncclGroupEnd());
     if (r.get(all, 6) != std::vector<float>{0, 1, 1, 2, 2, 2}) r.report += "other words";
   }));
@@ -169,9 +143,9 @@ TEST(Emu, NcclMismatchShows) {
   const auto pair = [](NcclRank& r, const auto& zero, const auto& one) { r.rank == 0 ? zero() : one(); };
 
   const std::string memory = " of f32[4]: memory that is not the device's";
-  expect(1, {"ncclReduce" + memory}, [](NcclRank& r, float*) {
+  expect(1, {"ncclBroadcast" + memory}, [](NcclRank& r, float*) {
     float host[4] = {};
-    r.reduce(host, host, 4, 0);
+    r.broadcast(host, 4, 0);
   });
   expect(2, {"ncclSend" + memory, "ncclRecv" + memory}, [&](NcclRank& r, float* p) {
     float host[4] = {};
@@ -191,27 +165,27 @@ TEST(Emu, NcclMismatchShows) {
                r, [&] { r.send(p, 3, 1); }, [&] { r.said(ncclRecv(p, 3, ncclInt8, 0, r.comm, nullptr)); });
          });
   expect(2,
-         {first + "0: it adds f32[3] for rank 0 where rank 1 adds bf16[3] for rank 0",
-          first + "1: it adds bf16[3] for rank 0 where rank 0 adds f32[3] for rank 0"},
-         [&](NcclRank& r, float* p) { r.reduce(p, p, 3, 0, r.rank == 0 ? ncclFloat32 : ncclBfloat16); });
+         {first + "0: it broadcasts f32[3] of rank 0 where rank 1 broadcasts bf16[3] of rank 0",
+          first + "1: it broadcasts bf16[3] of rank 0 where rank 0 broadcasts f32[3] of rank 0"},
+         [&](NcclRank& r, float* p) { r.broadcast(p, 3, 0, r.rank == 0 ? ncclFloat32 : ncclBfloat16); });
   expect(2,
          {first + "0: it sends f32[3] to rank 1, which receives nothing more",
           first + "1: it receives nothing more from rank 0, which sends f32[3]"},
          [&](NcclRank& r, float* p) {
            pair(
-               r, [&] { r.send(p, 3, 1); }, [&] { r.reduce(p, p, 3, 0); });
+               r, [&] { r.send(p, 3, 1); }, [&] { r.broadcast(p, 3, 0); });
          });
   expect(2,
          {first + "0: it broadcasts f32[3] of rank 0 where rank 1 broadcasts f32[3] of rank 1",
           first + "1: it broadcasts f32[3] of rank 1 where rank 0 broadcasts f32[3] of rank 0"},
-         [&](NcclRank& r, float* p) { r.said(ncclBroadcast(p, p, 3, ncclFloat32, r.rank, r.comm, nullptr)); });
+         [&](NcclRank& r, float* p) { r.broadcast(p, 3, r.rank); });
   // In another order.
   expect(3,
-         {first + "0: it adds f32[3] for rank 0 where rank 2 adds f32[3] for rank 1",
-          first + "1: it adds f32[3] for rank 0 where rank 2 adds f32[3] for rank 1",
-          first + "2: it adds f32[3] for rank 1 where rank 0 adds f32[3] for rank 0"},
+         {first + "0: it broadcasts f32[3] of rank 0 where rank 2 broadcasts f32[3] of rank 1",
+          first + "1: it broadcasts f32[3] of rank 0 where rank 2 broadcasts f32[3] of rank 1",
+          first + "2: it broadcasts f32[3] of rank 1 where rank 0 broadcasts f32[3] of rank 0"},
          [&](NcclRank& r, float* p) {
-           for (const int root : r.rank == 2 ? std::vector{1, 0} : std::vector{0, 1}) r.reduce(p, p, 3, root);
+           for (const int root : r.rank == 2 ? std::vector{1, 0} : std::vector{0, 1}) r.broadcast(p, 3, root);
          });
   // Sends outside of a group, each of which waits for a receive that comes behind the other.
   const std::string deadlock =
@@ -236,12 +210,12 @@ TEST(Emu, NcclMismatchShows) {
   // Another stream within a group, ranks that there are not, and one device.
   expect(1, {"ncclSend: there is no rank 1"}, [](NcclRank& r, float* p) { r.send(p, 1, 1); });
   expect(1, {"ncclGroupEnd without ncclGroupStart"}, [](NcclRank& r, float*) { r.said(ncclGroupEnd()); });
-  expect(1, {"ncclReduce: another stream than before in its group"}, [](NcclRank& r, float* p) {
+  expect(1, {"ncclBroadcast: another stream than before in its group"}, [](NcclRank& r, float* p) {
     cudaStream_t stream;
     cudaStreamCreate(&stream);
     ncclGroupStart();
-    r.reduce(p, p, 1, 0);
-    r.said(ncclReduce(p, p, 1, ncclFloat32, ncclSum, 0, r.comm, stream));
+    r.broadcast(p, 1, 0);
+    r.said(ncclBroadcast(p, p, 1, ncclFloat32, 0, r.comm, stream));
     ncclGroupEnd();
   });
   for (const std::string& report : reports(
@@ -279,7 +253,7 @@ TEST(EmuNccl, DestroyIsACollective) {
   EXPECT_EQ(all[1], "ncclCommDestroy: rank 0 does not call it");
 }
 
-// Memory is taken as the ranks connect, for each peer and for sums; all of it is returned.
+// Memory is taken as the ranks connect, for each peer and for broadcasts; all of it is returned.
 TEST(EmuNccl, TakesMemoryWhenRanksFirstMeet) {
   const auto free_now = [] {
     size_t free = 0, total = 0;
@@ -288,7 +262,7 @@ TEST(EmuNccl, TakesMemoryWhenRanksFirstMeet) {
   };
   expect_none(reports(3, [&](NcclRank& r) {
     const size_t begun = free_now();
-    float *const x = r.put({1}), *const y = r.put({2});
+    float* const x = r.put({1});
     const auto pair = [&](int a, int b) {
       if (r.rank == a) r.send(x, 1, b);
       if (r.rank == b) r.receive(x, 1, a);
@@ -297,14 +271,14 @@ TEST(EmuNccl, TakesMemoryWhenRanksFirstMeet) {
     for (int i = 0; i < 2; i++) {
       pair(0, 1), free.push_back(free_now());
       pair(1, 2), free.push_back(free_now());
-      r.reduce(x, y, 1, 0), free.push_back(free_now());
+      r.broadcast(x, 1, 0), free.push_back(free_now());
     }
-    const size_t peer = 3 << 19, sums = 5 << 18;
+    const size_t peer = 3 << 19, rings = 5 << 18;
     for (size_t i = 1; i < free.size(); i++) {
-      const size_t expected = i == 1 ? (r.rank < 2 ? peer : 0) : i == 2 ? (r.rank > 0 ? peer : 0) : i == 3 ? sums : 0;
+      const size_t expected = i == 1 ? (r.rank < 2 ? peer : 0) : i == 2 ? (r.rank > 0 ? peer : 0) : i == 3 ? rings : 0;
       if (free[i - 1] - free[i] != expected) r.report += "call " + std::to_string(i) + " took another number of bytes";
     }
-    cudaFree(x), cudaFree(y), r.destroy();
+    cudaFree(x), r.destroy();
     if (free_now() != begun + (4 << 20)) r.report += "it keeps some";
   }));
 }
@@ -356,15 +330,16 @@ TEST(Emu, NcclHostThatDoesNotComeShows) {
 TEST(Emu, NcclMisuseShows) {
   std::vector<std::string> all = reports(1, [](NcclRank& r) {
     float* const x = r.put(std::vector<float>(16'400));
-    r.reduce(x + 1, x + 1, 16'383, 0), r.reduce(x + 4, x + 4, 16'384, 0), r.reduce(x + 1, x + 1, 16'384, 0);
+    r.broadcast(x + 1, 16'383, 0), r.broadcast(x + 4, 16'384, 0), r.broadcast(x + 1, 16'384, 0);
   });
-  EXPECT_EQ(all[0], "ncclReduce of f32[16384]: it begins at no multiple of 16 bytes, and NCCL moves it byte by byte");
+  EXPECT_EQ(all[0],
+            "ncclBroadcast of f32[16384]: it begins at no multiple of 16 bytes, and NCCL moves it byte by byte");
   all = reports(1, [](NcclRank& r) {
     float* const x = r.put({1});
     cudaSetDevice(3);
-    r.reduce(x, x, 1, 0);
+    r.broadcast(x, 1, 0);
   });
-  EXPECT_EQ(all[0], "ncclReduce: the device is 3, the communicator's is 0");
+  EXPECT_EQ(all[0], "ncclBroadcast: the device is 3, the communicator's is 0");
   all = reports(1, [](NcclRank& r) {
     ncclGroupStart();
     r.said(ncclCommDestroy(r.comm));

@@ -300,7 +300,6 @@ Rows model_and_data_rows() {
   const auto train_set = session_number([](Session& s) { return prompt_fingerprint(*s.train); });
   const auto val_set = session_number([](Session& s) { return prompt_fingerprint(*s.val); });
   const auto shortest_val = session_number([](Session& s) { return val_prompt_lengths(s).min(); });
-  const auto longest_val = session_number([](Session& s) { return val_prompt_lengths(s).max(); });
   // A tokenizer with control tokens, which need a larger vocabulary than ssa's.
   const Overrides chat = {"model.path=", cat("model.config=", tiny_folder(), "bytes.json"), "model.init=fan_in",
                           cat("data.tokenizer=", tiny_folder(), "tokenizer.json"), "data.max_prompt_length=140"};
@@ -324,7 +323,6 @@ Rows model_and_data_rows() {
       {"data.min_statements", {ssa, {"data.min_statements=8"}, metric("prompt_length/min"), rises}},
       {"data.max_statements", {ssa, {"data.max_statements=2"}, metric("prompt_length/max"), falls}},
       {"data.val_min_statements", {ssa, {"data.val_min_statements=8"}, shortest_val, rises}},
-      {"data.val_max_statements", {ssa, {"data.val_max_statements=2"}, longest_val, falls}},
       {"data.noise", {teacher, {"data.noise=0"}, session_number(teacher_score), rises}},
       {"data.noise_ramp", {teacher, {"data.noise_ramp=1"}, sft_metric("train/loss"), differs}},
       {"data.tokenizer",  // puts a space in front of the prompt
@@ -379,7 +377,6 @@ Rows kv_rows() {
                      "rollout.kv.blocks.size=4",    "rollout.kv.blocks.count=5",   "rollout.kv.blocks.dense_layers=0"};
   };
   const Overrides snapkv = base("snapkv"), rkv = base("rkv"), streaming = base("streaming_llm"), quest = base("quest");
-  const Overrides free_streaming = streaming + Overrides{"rollout.kv.evict.prompt=compress"};
   return {
       {"rollout.kv.method", {base("dense"), {"rollout.kv.method=rkv"}, resident, falls}},
       {"rollout.kv.evict.budget",
@@ -388,11 +385,6 @@ Rows kv_rows() {
        {snapkv, {"rollout.kv.evict.buffer=9"}, peak_resident, from_to(15 + 12 + 4, 15 + 12 + 9)}},
       {"rollout.kv.evict.prompt",
        {snapkv, {"rollout.kv.evict.prompt=compress"}, peak_resident, from_to(15 + 12 + 4, 12 + 4)}},
-      {"rollout.kv.evict.protect_first",
-       {snapkv + Overrides{"rollout.kv.evict.prompt=protect_first", "rollout.kv.evict.protect_first=1"},
-        {"rollout.kv.evict.protect_first=6"},
-        peak_resident,
-        from_to(1 + 12 + 4, 6 + 12 + 4)}},
       {"rollout.kv.evict.trigger",
        {snapkv + Overrides{"rollout.kv.evict.prompt=compress"},
         {"rollout.kv.evict.trigger=prefill_once"},
@@ -405,8 +397,6 @@ Rows kv_rows() {
         differs}},
       {"rollout.kv.window.size", {snapkv, {"rollout.kv.window.size=6"}, logprobs, differs}},
       {"rollout.kv.streaming_llm.sinks", {streaming, {"rollout.kv.streaming_llm.sinks=0"}, logprobs, differs}},
-      {"rollout.kv.streaming_llm.rope",
-       {free_streaming, {"rollout.kv.streaming_llm.rope=cache_index"}, logprobs, differs}},
       {"rollout.kv.window.gqa_aggregation",
        {snapkv, {"rollout.kv.window.gqa_aggregation=mean_prob"}, logprobs, differs}},
       {"rollout.kv.window.softmax_span",
@@ -415,13 +405,10 @@ Rows kv_rows() {
       {"rollout.kv.window.pooling_kernel", {snapkv, {"rollout.kv.window.pooling_kernel=1"}, logprobs, differs}},
       {"rollout.kv.rkv.lambda", {rkv, {"rollout.kv.rkv.lambda=1"}, logprobs, differs}},
       {"rollout.kv.rkv.threshold", {rkv, {"rollout.kv.rkv.threshold=0.9"}, logprobs, differs}},
-      {"rollout.kv.h2o.normalise", {base("h2o"), {"rollout.kv.h2o.normalise=true"}, logprobs, differs}},
       {"rollout.kv.pyramidkv.beta", {base("pyramidkv"), {"rollout.kv.pyramidkv.beta=2"}, logprobs, differs}},
-      {"rollout.kv.merge.method", {snapkv, {"rollout.kv.merge.method=lookm_pivot"}, logprobs, differs}},
+      {"rollout.kv.merge.method", {snapkv, {"rollout.kv.merge.method=value"}, logprobs, differs}},
       {"rollout.kv.merge.keys",
        {snapkv + Overrides{"rollout.kv.merge.method=d2o"}, {"rollout.kv.merge.keys=unrotated"}, logprobs, differs}},
-      {"rollout.kv.merge.cam_targets",
-       {base("h2o") + Overrides{"rollout.kv.merge.method=cam"}, {"rollout.kv.merge.cam_targets=2"}, logprobs, differs}},
       {"rollout.kv.merge.d2o_ema",
        {snapkv + Overrides{"rollout.kv.merge.method=d2o"}, {"rollout.kv.merge.d2o_ema=1"}, logprobs, differs}},
       {"rollout.kv.blocks.size", {quest, {"rollout.kv.blocks.size=16"}, read, rises}},
@@ -429,7 +416,6 @@ Rows kv_rows() {
       {"rollout.kv.blocks.first", {quest, {"rollout.kv.blocks.first=3"}, logprobs, differs}},
       {"rollout.kv.blocks.last", {quest, {"rollout.kv.blocks.last=1"}, logprobs, differs}},
       {"rollout.kv.blocks.dense_layers", {quest, {"rollout.kv.blocks.dense_layers=1"}, read, rises}},
-      {"rollout.kv.blocks.schedule", {quest, {"rollout.kv.blocks.schedule=['0:5', '9:8']"}, read, rises}},
   };
 }
 
@@ -507,7 +493,7 @@ Rows correction_rows() {
   return {
       {key("veto"), {sparse, {key("veto=0.5")}, metric("tokens/trained"), falls}},
       {key("rollout_is"), {sparse, {key("rollout_is=paper")}, metric("actor/grad_norm"), differs}},
-      {key("rollout_is_level"), {paper, {key("rollout_is_level=sequence")}, corr("rollout_is_max"), differs}},
+      {key("rollout_is_level"), {paper, {key("rollout_is_level=geometric")}, corr("rollout_is_max"), differs}},
       {key("rollout_is_threshold"), {tis, {key("rollout_is_threshold=1.01")}, corr("weight_max"), falls}},
       {key("rollout_is_bounds"),
        {icepop, {key("rollout_is_bounds=[0.99, 1.01]")}, corr("rollout_rs_masked_fraction"), rises}},
@@ -525,7 +511,6 @@ Rows correction_rows() {
        {geometric, {key("rollout_rs_threshold=[0.999, 1.001]")}, corr("rejection_rate"), rises}},
       {key("group_statistics"), {veto, {key("group_statistics=accepted")}, metric("critic/advantages/max"), differs}},
       {key("min_accepted"), {veto, {key("min_accepted=1")}, metric("actor/skipped_updates"), from_to(0, 1)}},
-      {key("too_few"), {veto + Overrides{key("min_accepted=1")}, {key("too_few=scale")}, movement, rises}},
       {key("score_centering"), {sparse, {key("score_centering=true")}, metric("actor/grad_norm"), differs}},
       {key("acceptance"), {sparse, {key("acceptance=true")}, peak(&Session::states), rises, true}},
       {"algorithm.obrs.enable", {sparse, {"algorithm.obrs.enable=true"}, metric("actor/grad_norm"), differs}},
@@ -676,8 +661,6 @@ Rows rpo_rows() {
         {"reward_model.length_reward.reference=correct"},
         metric("critic/rewards/mean"),
         differs}},
-      {"reward_model.length_reward.form",
-       {length, {"reward_model.length_reward.form=printed"}, metric("critic/rewards/min"), from_to(0, 0.5)}},
       {"algorithm.adv_std_floor", {{}, {"algorithm.adv_std_floor=3"}, metric("critic/advantages/max"), falls}},
   };
 }
@@ -723,11 +706,6 @@ Rows loss_rows() {
       {"actor.grad_clip", {{}, {"actor.grad_clip=1e-8"}, movement, falls}},
       {"learner.attention", {evicting, {"learner.attention=replay"}, metric("flops/learner"), falls}},
       {"learner.shards", {{}, {"learner.shards=3"}, peak(&Session::gradients), rises}},
-      {"learner.reduce",
-       {{"learner.shards=12", "trainer.device=emu", "model.dtype=f32", "trainer.exact=false"},
-        {"learner.reduce=reduce_scatter"},
-        peak(&Session::gradients),
-        falls}},
       {"actor.token_subset", {{}, {"actor.token_subset=urs"}, metric("tokens/loss"), falls}},
       {"actor.urs_probability", {subset("urs"), {"actor.urs_probability=1"}, kept, rises}},
       {"actor.rpc_min_tokens",
@@ -752,7 +730,6 @@ class Mirror : public Comm {
   void exchange(std::span<const Piece> out, std::span<const Piece> in) override {
     for (const Piece& p : in) std::memcpy(p.data, out[0].data, p.bytes);
   }
-  void reduce(const Piece&, void*, DType, int) override {}
   [[noreturn]] void abort(int) override { std::abort(); }
 };
 

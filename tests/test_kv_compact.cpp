@@ -3,7 +3,6 @@
 
 #include "base/rng.h"
 #include "kv_event.h"
-#include "ops/rope.h"
 
 namespace pare::test {
 
@@ -135,51 +134,6 @@ TEST(KvCompactionContract, PagesOfOthersAreNotWritten) {
   EXPECT_NE(message({0, 1, 2, 3}, {4, -1, 4, -1}, 0).find("page 4 is written by 2"), std::string::npos);
   EXPECT_NE(message({0, 1, 2, 3}, {1, -1, 2, -1}, 0).find("source in another place"), std::string::npos);
   EXPECT_NE(message({0, 1, 2, 3}, {4, -1, 2, -1}, 3).find("holds protected slots"), std::string::npos);
-}
-
-// StreamingLLM's positions within the cache: after an event the sinks lie where a fresh key of their new distance
-// would.
-TEST_P(KvCompaction, SinksFollowTheWindow) {
-  const int64_t D = 8, slots = 22, sinks = 3, keep = 9;
-  std::vector<double> table(64 * D);
-  for (int64_t p = 0; p < 64; p++)
-    for (int64_t d = 0; d < D / 2; d++) {
-      const double angle = double(p) * std::pow(100.0, -2.0 * double(d) / double(D));
-      table[p * D + d] = static_cast<float>(std::cos(angle));
-      table[p * D + D / 2 + d] = static_cast<float>(std::sin(angle));
-    }
-  // Keys of all slots, turned to the position of their slot, plus `shift` for the sinks.
-  const auto keys = [&](int32_t shift) {
-    OpRun r(*on.table, on.act);
-    std::vector<int32_t> pos(slots);
-    for (int32_t s = 0; s < slots; s++) pos[s] = s + (s < sinks ? shift : 0);
-    const Tensor x = r.inout("x", {slots, 1, D});
-    r.call(&Table::rope_fwd, RopeFwd{x, r.in("table", {64, D}, table), r.index("pos", {slots}, pos)});
-    return r.values("x");
-  };
-  const KvEvent e{slots, sinks, keep, keep, 0};
-  const auto before = keys(0), after = keys(slots - sinks - keep);
-  std::vector<double> k(2 * D * 16, NAN);
-  for (int64_t s = 0; s < slots; s++)
-    for (int64_t d = 0; d < D; d++) k[(s / 16 * D + d) * 16 + s % 16] = before[s * D + d];
-  std::vector<int32_t> kept(keep);
-  std::iota(kept.begin(), kept.end(), slots - keep);
-  OpRun r(*on.table, on.act);
-  KvCompact a{};
-  a.k_pages = r.inout("k", {2, 1, D, 16}, k), a.v_pages = r.inout("v", {2, 1, 16, D});
-  a.pos_pages = r.index_inout("pos", {2, 1, 16}, std::vector<int32_t>(32, 5));
-  a.keep = r.index("keep", {1, 1, keep}, kept), a.src_pages = r.index("src", {1, 2}, {0, 1});
-  a.dst_pages = r.index("dst", {1, 1}, {0}), a.events = r.index("events", {1, 5}, flat(std::vector{e}));
-  a.work = kv_work(&e, 1), a.rope = r.in("rope", {64, D}, table), a.sinks = sinks;
-  r.call(&Table::kv_compact, a);
-  ASSERT_TRUE(r.problems.empty()) << joined(r.problems);
-  const auto is = r.values("k");
-  for (int64_t s = 0; s < sinks + keep; s++)
-    for (int64_t d = 0; d < D; d++) {
-      const int64_t from = s < sinks ? s : slots - keep + s - sinks;
-      EXPECT_NEAR(is[d * 16 + s], after[from * D + d], 1e-6) << s;
-      EXPECT_TRUE(s < sinks || is[d * 16 + s] == before[from * D + d]) << "a kept key keeps its bits";
-    }
 }
 
 }  // namespace

@@ -218,21 +218,6 @@ TEST_P(KvOps, HeavyHittersOfTheExample) {
   expect_near(mass, {2.05, 1.1, .6, .4}, 1e-6);
 }
 
-TEST_P(KvOps, MassPerQueryThatSawTheSlot) {
-  OpRun r(*on.table, on.act);
-  KvMassScores a{};
-  a.score = r.out("score", {1, 1, 4}), a.mass_pages = r.in("mass", {1, 1, 16}, std::vector<double>(16, 6));
-  std::vector<int32_t> pos(16, -1);
-  pos[0] = 0, pos[1] = 4, pos[2] = 10, pos[3] = 11;
-  const std::vector<KvEvent> events = {{4, 0, 1, 2, 0}};
-  a.pos_pages = r.index("pos", {1, 1, 16}, pos), a.position = r.index("position", {1}, {11});
-  a.src_pages = r.index("src", {1, 1}, {0}), a.events = r.index("events", {1, 5}, flat(events));
-  a.work = kv_work(events.data(), 1), a.normalise = true;
-  r.call(&Table::kv_mass_scores, a);
-  const auto score = r.values("score");
-  EXPECT_EQ((std::vector<double>(score.begin(), score.begin() + 3)), (std::vector<double>{.5, .75, 3}));
-}
-
 // ---- selection
 
 TEST_P(KvOps, EqualScoresKeepTheNewer) {

@@ -36,7 +36,6 @@ Config small_quickstart(const char* preset, const std::vector<std::string>& keys
                                   "data.min_statements=2",
                                   "data.max_statements=2",
                                   "data.val_min_statements=0",
-                                  "data.val_max_statements=0",
                                   "data.max_prompt_length=24",
                                   "data.max_response_length=40",
                                   "data.val_rows=128",

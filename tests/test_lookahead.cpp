@@ -39,7 +39,7 @@ std::vector<KvSpec> all_specs() {
   s.merge.method = KvMergeMethod::d2o, s.merge.keys = MergeKeys::unrotated;
   all.push_back(s);
   s = spec_of(KvMethod::h2o);
-  s.merge.method = KvMergeMethod::cam, s.evict.prompt = KvPrompt::protect;
+  s.merge.method = KvMergeMethod::value, s.evict.prompt = KvPrompt::protect;
   all.push_back(s);
   return all;
 }

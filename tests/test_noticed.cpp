@@ -9,7 +9,6 @@
 #include "base/rng.h"
 #include "data/verify/verify.h"
 #include "kv/page_pool.h"
-#include "kv/spec.h"
 #include "model/hf/peft.h"
 #include "model/lora.h"
 #include "model/parts.h"
@@ -178,27 +177,6 @@ TEST(PagePoolNumbers, ThePeakStaysWhenPagesAreFreed) {
   EXPECT_EQ(pool.peak(), 2);
 }
 
-KvSpec scheduled(const std::vector<std::string>& schedule) {
-  KvSpec spec;
-  spec.method = KvMethod::quest, spec.blocks.schedule = schedule;
-  spec.blocks.first = 1, spec.blocks.last = 1;
-  return spec;
-}
-
-// Lists of blocks have room for the largest budget, wherever the schedule has it.
-TEST(BlockSchedule, TheLargestMayComeFirst) {
-  const BlockBudget falling(scheduled({"0:9", "20:4"})), rising(scheduled({"0:4", "20:9"}));
-  EXPECT_EQ(falling.most(), 9);
-  EXPECT_EQ(rising.most(), 9);
-  EXPECT_EQ(falling(19), 9);
-  EXPECT_EQ(falling(20), 4);
-}
-
-TEST(BlockSchedule, StepsThatAreNoNumbersAreErrors) {
-  for (const char* step : {"0:4x", "0x:4", "0:", ":4", "0:-4", "-1:4", "0 :4", "0:4:5", "0", "0:99999999999999999999"})
-    EXPECT_THROW(BlockBudget(scheduled({step})), Error) << step;
-}
-
 // ---- corrections
 
 // A response whose tokens are all left out has weights 0, not 0 / 0.
@@ -337,15 +315,6 @@ TEST(ResumedKeys, RowsOfACallPartInBf16) {
 TEST(ExperimentName, IsThatOfThePresetUnlessGiven) {
   EXPECT_EQ(load_config({"quickstart"}).trainer.experiment_name, "quickstart");
   EXPECT_EQ(load_config({"quickstart", "trainer.experiment_name=mine"}).trainer.experiment_name, "mine");
-}
-
-TEST(Reduction, OutOfOrderIsNotExact) {
-  try {
-    load_config({"learner.reduce=reduce_scatter"});
-    ADD_FAILURE() << "no error";
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("set trainer.exact=false"), std::string::npos) << e.what();
-  }
 }
 
 // The reference of a group has every key below it, those too that matter under a condition alone.

@@ -223,9 +223,7 @@ class CacheWorld {
                         .src_pages = make_tensor(src.data(), DType::i32, {L, width}),
                         .dst_pages = make_tensor(dst.data(), DType::i32, {L, width}),
                         .events = make_tensor(events.data(), DType::i32, {L, 5}),
-                        .work = kv_work(events.data(), L),
-                        .rope = {},
-                        .sinks = 0});
+                        .work = kv_work(events.data(), L)});
     cache_.drop_cut();
     s.limit = std::min(kSlots, (pages(s.slots()) + s.reservation) / config_.layers * kPageSlots);
   }

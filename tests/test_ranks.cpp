@@ -3,7 +3,6 @@
 #include <mutex>
 #include <thread>
 
-#include "base/half.h"
 #include "comm/processes.h"
 #include "comm/threads.h"
 #include "comm/watch.h"
@@ -26,13 +25,6 @@ void expect_rank(Comm& comm) {
   }
   EXPECT_EQ(comm.broadcast(cat("of ", own), 4), "of 4");
   EXPECT_EQ(comm.sum(own), 15);
-  std::vector<float> x(3, static_cast<float>(own)), y(3, -1);
-  comm.reduce({x.data(), 12}, own == 1 ? y.data() : nullptr, DType::f32, 1);
-  EXPECT_EQ(y[2], own == 1 ? 15 : -1);
-  // In place, of bf16: every sum is rounded, and 256 + 1 to 256.
-  std::vector<uint16_t> h(3, f32_to_bf16(own == 0 ? 256 : own < 3 ? 1 : 0));
-  comm.reduce({h.data(), 6}, own == 2 ? h.data() : nullptr, DType::bf16, 2);
-  EXPECT_EQ(bf16_to_f32(h[1]), own == 0 || own == 2 ? 256 : own == 1);
 }
 
 TEST(Threads, AreRanks) {
@@ -88,12 +80,6 @@ TEST(Sockets, LongPiecesInAllDirections) {
       for (size_t i = 0; i < in[static_cast<size_t>(q)].bytes; i++)
         ASSERT_EQ(received[static_cast<size_t>(q)][i], value(q, comm.rank(), i)) << q << ' ' << i;
     EXPECT_EQ(comm.calls, 1);
-    // A sum in several pieces, in place.
-    std::vector<float> x(2'500'001);
-    for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<float>(i + static_cast<size_t>(comm.rank()));
-    comm.reduce({x.data(), 4 * x.size()}, comm.rank() == 2 ? x.data() : nullptr, DType::f32, 2);
-    for (size_t i = 0; i < x.size(); i++)
-      ASSERT_EQ(x[i], static_cast<float>(comm.rank() == 2 ? 3 * i + 3 : i + static_cast<size_t>(comm.rank()))) << i;
   });
 }
 
@@ -210,7 +196,6 @@ class Watched final : public Comm {
     look_(out, in);
     inner_.exchange(out, in);
   }
-  void reduce(const Piece& x, void* y, DType type, int root) override { inner_.reduce(x, y, type, root); }
   [[noreturn]] void abort(int code) override { _exit(code); }
 
  private:

@@ -78,9 +78,6 @@ TEST(LengthReward, Golden) {
   EXPECT_EQ(rewards({1, 0, 0})[0], 0.5);
   EXPECT_NEAR(rewards({1, 1, 0})[0], 1 / (1 + std::exp(-0.5)), 1e-12);
   EXPECT_EQ(rewards({0, 0, 0}), (std::vector<double>{0, 0, 0}));
-  keys.form = LengthForm::printed;
-  EXPECT_EQ(rewards({0, -1, 1}), (std::vector<double>{0.5, 0.5, 0.5}));
-  EXPECT_EQ(rewards({0, 0, 0}), (std::vector<double>{0.5, 0.5, 0.5}));
   keys = {.enable = true, .alpha = 0};
   EXPECT_EQ(rewards({1, 1, 1}), (std::vector<double>{0.5, 0.5, 0.5}));
 }

@@ -113,11 +113,10 @@ TEST(Yarn, TheFactorIsThatOfTheNorms) {
   for (const Parameter& p : parameters(c))
     for (int64_t i = p.offset; i < p.offset + p.size; i++)
       if (p.name.ends_with("q_norm.weight") || p.name.ends_with("k_norm.weight")) twice[i] *= 2;
-  KvSpec renumbered, merged;
-  renumbered.method = KvMethod::streaming_llm, renumbered.streaming_llm.rope = KvRope::cache_index;
+  KvSpec merged;
   merged.method = KvMethod::h2o, merged.merge.method = KvMergeMethod::d2o, merged.merge.keys = MergeKeys::unrotated;
-  for (KvSpec spec : {KvSpec(), renumbered, merged}) {
-    spec.evict.budget = 11, spec.evict.buffer = 5, spec.window.size = 3, spec.streaming_llm.sinks = 2;
+  for (KvSpec spec : {KvSpec(), merged}) {
+    spec.evict.budget = 11, spec.evict.buffer = 5, spec.window.size = 3;
     spec.evict.prompt = KvPrompt::compress;
     RolloutLimits limits = kRoomy;
     limits.kv = spec;

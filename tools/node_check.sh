@@ -3,12 +3,11 @@
 usage="usage: tools/node_check.sh [-d cuda|emu] [-o DIR] [-b BUILD] [-m MACHINE] [-n]
   machine         GPUs, links, limits of this shell, NCCL: what ranks meet
   ranks connect   two ranks, then all: by which way, and how much memory NCCL takes
-  links           all-to-all, all-gather and reduce-scatter over what the link can do
+  links           all-to-all and all-gather over what the link can do
   bits of N       the same run on 1, 2, 4 and 8 ranks: certificates and the model's file
   0.5B            a model of several pieces, on 1 rank, then on all, saved and resumed: certificates, MB/s
   1.5B and 7B     steps of 256 responses, random weights: seconds against \`pare plan\`, the share of communication
   killed, frozen  a rank that dies or stops: seconds until all are gone
-  price           learner.reduce=ordered over reduce_scatter_bf16
   -d  device (default cuda; emu rehearses this script on two ranks and sizes that say nothing)
   -o  folder of what comes out: log.txt, summary.json, table.md (default \$OUT, else build/node-check)
   -b  folder of the program, which is BUILD/cuda/pare (default build)
@@ -49,7 +48,6 @@ check() {
   stage "killed" 15 struck KILL
   stage "frozen" 25 struck STOP
   stage "1.5B, 256 responses" 45 steps qwen2.5-1.5b 256 3
-  stage "price" 75 price
   stage "7B, 256 responses" "$(till 500)" steps qwen2.5-7b 256 3
 }
 counts="1 2 4 8" few="data.train_batch_size=16"
@@ -153,28 +151,16 @@ struck() {
   ! pgrep -af -- "--out $folder" || { echo "these still run"; return 1; }
 }
 
-# SHAPE RESPONSES STEPS KEYS...: a run that is measured, and its plan at its own lengths.
+# SHAPE RESPONSES STEPS: a run that is measured, and its plan at its own lengths.
 steps() {
-  local shape=$1 responses=$2 count=$3
-  shift 3
-  local more=$*
-  local at="$work/$stage${more:+-${more//[^a-z0-9]/-}}"
+  local shape=$1 responses=$2 count=$3 at="$work/$stage"
   local keys="model.config=$shape data.train_batch_size=$((responses / 8)) rollout.n=8 data.max_response_length=256
     rollout.max_num_seqs=256 actor.ppo_max_token_len=8192"
   [ "$device" = cuda ] || { keys="model.config=data/presets/tiny-ssa.json $few" count=2; }
-  keys+=" learner.shards=$ranks trainer.n_gpus_per_node=$ranks trainer.total_training_steps=$count trainer.save_model=false $more"
+  keys+=" learner.shards=$ranks trainer.n_gpus_per_node=$ranks trainer.total_training_steps=$count trainer.save_model=false"
   plan() { "$pare" plan quickstart --device "$device" $bare $keys --machine "$machine" --json "$@"; }
   plan >"$at.fits" && tools/bench/node.py fits "$at.fits" && train "$ranks" "$at" $keys && plan --lengths "$at" >"$at.plan" &&
-    tools/bench/node.py run "$work" "${stage//-/ }" "$at" "$at.plan" "$more"
-}
-
-# Both without exact linear layers, which the library's sum does without: the sum is what differs.
-price() {
-  local reduce
-  [ -n "$library" ] || { echo "no cuBLASLt is found here"; return $not_here; }
-  for reduce in ordered reduce_scatter_bf16; do
-    steps qwen2.5-1.5b 256 3 trainer.exact=false learner.reduce=$reduce || return
-  done
+    tools/bench/node.py run "$work" "${stage//-/ }" "$at" "$at.plan"
 }
 
 # ---- running them
@@ -201,11 +187,11 @@ if [ -z "$machine" ]; then
   esac
   [ -n "$machine" ] || { echo "node_check: name the machine that is planned for: -m MACHINE" >&2; exit 2; }
 fi
-library=$(find_cublas_lt) work=$(mktemp -d)
+work=$(mktemp -d)
 "$pare" plan quickstart $bare model.config=tiny-ssa learner.shards=2 trainer.n_gpus_per_node=2 --machine "$machine" --json \
   >"$work/machine.json" || { rm -r "$work"; exit 2; }
 ulimit -s 8192  # NCCL before 2.28 cannot start without such a limit
-export library pare machine gpus ranks counts few
+export pare machine gpus ranks counts few
 fact gpus "$gpus"
 fact ranks "$ranks"
 begin_stages "tools/node_check.sh -d $device -m $machine"

@@ -9,7 +9,7 @@
 
 namespace pare {
 
-// Purpose of a draw.  Never renumber: a saved run continues with the same draws.
+// Purpose of a draw.  Never renumber: a saved run continues with the same draws.  9 was another purpose's.
 enum class RngStream : uint32_t {
   init = 1,
   data = 2,
@@ -19,7 +19,6 @@ enum class RngStream : uint32_t {
   eval = 6,
   task = 7,
   test = 8,
-  kv_merge = 9,
   obrs = 10,
   moments = 11,
   rpo_cut = 12,

@@ -38,9 +38,9 @@ void measure_links(Device& device, int64_t bytes, const std::function<void(const
   Comm& comm = device.comm;
   const int64_t n = comm.ranks(), own = comm.rank(), part = bytes / 4 / n, size = n * part;
   if (part < 1) fail("--links ", bytes, ": so few bytes cannot be shared by ", n, " ranks");
-  Arena arena("links", device.memory(), static_cast<size_t>(10 * size + 4 * part + 4 * 256));
+  Arena arena("links", device.memory(), static_cast<size_t>(10 * size + 3 * 256));
   const Tensor x = arena.alloc("x", DType::f32, {size}), y = arena.alloc("y", DType::f32, {size}),
-               narrow = arena.alloc("narrow", DType::bf16, {size}), sum = arena.alloc("sum", DType::f32, {part});
+               narrow = arena.alloc("narrow", DType::bf16, {size});
   std::vector<int64_t> counts(static_cast<size_t>(n), part), first(counts.size());
   for (int64_t q = 0; q < n; q++) first[static_cast<size_t>(q)] = q * part;
 
@@ -80,16 +80,6 @@ void measure_links(Device& device, int64_t bytes, const std::function<void(const
   measure("all_gather", DType::bf16, [&] { device.all_gather({narrow, counts, &comm}); });
   for (int64_t q = 0; q < n; q++)
     for (const int64_t at : {q * part, (q + 1) * part - 1}) expect_value("all_gather", narrow, at, 1 + q);
-
-  // Terms whose sums bf16 holds.
-  fill([&](int64_t q) { return own == 0 ? 1 + q : 1; });
-  for (const Tensor& rounded : {Tensor(), narrow}) {
-    device.zero({sum});
-    measure("reduce_scatter", rounded ? DType::bf16 : DType::f32, [&] {
-      device.reduce_scatter({sum, x, first, counts, &comm, rounded});
-    });
-    for (const int64_t at : {int64_t{0}, part - 1}) expect_value("reduce_scatter", sum, at, own + n);
-  }
 }
 
 }  // namespace pare

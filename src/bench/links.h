@@ -16,9 +16,9 @@ struct LinkRate {
   double seconds;  // of a call on the slowest rank, the median of five samples
 };
 
-// Measures all_to_all, all_gather (bf16) and reduce_scatter (f32 and bf16) of a tensor of `bytes` bytes of f32, of
-// which each rank has or receives an equal part, rounded down to whole elements.  Called by all ranks; reports each op
-// to `row` on all of them.  Throws Error(failed) if a result is wrong, Error(usage) if a part is empty.
+// Measures all_to_all and all_gather (bf16) of a tensor of `bytes` bytes of f32, of which each rank has or receives an
+// equal part, rounded down to whole elements.  Called by all ranks; reports each op to `row` on all of them.  Throws
+// Error(failed) if a result is wrong, Error(usage) if a part is empty.
 void measure_links(Device& device, int64_t bytes, const std::function<void(const LinkRate&)>& row);
 
 }  // namespace pare

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/rng.h"
 #include "base/thread_pool.h"
 #include "rollout/rollout.h"
 

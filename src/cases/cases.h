@@ -120,9 +120,6 @@ class Operands {
   Tensor inout_bf16(const std::string& name, const Shape& shape, const Fill& fill) {
     return make(name, Use::inout, DType::bf16, shape, 0, fill);
   }
-  Tensor scratch_bf16(const std::string& name, const Shape& shape) {
-    return make(name, Use::scratch, DType::bf16, shape, 0, {});
-  }
   Tensor bytes(const std::string& name, int64_t n, Use use) { return make(name, use, DType::u8, {n}, 0, {}); }
   Tensor index(const std::string& name, const Shape& shape, const std::vector<int32_t>& v, int64_t gap = 0) {
     return make_index(name, Use::in, shape, gap, v);

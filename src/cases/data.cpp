@@ -21,13 +21,6 @@ Call all_to_all(Operands& o, const Dims& d) {
   return AllToAll{o.stat_out("y", {n}), o.stat_in("x", {first + n + 3}), {first}, {n}, {n}, &self()};
 }
 Call all_gather(Operands& o, const Dims& d) { return AllGather{o.stat_inout("y", {d["n"]}), {d["n"]}, &self()}; }
-Call reduce_scatter(Operands& o, const Dims& d) {
-  const int64_t n = d["n"], first = d["first"];
-  ReduceScatter a{o.stat_out("y", {n}), o.stat_in("x", {first + n + 3}), {first}, {n}, &self()};
-  if (d["bf16"]) a.rounded = o.scratch_bf16("rounded", {n});
-  return a;
-}
-
 Tensor rows_below(Operands& o, const char* name, int64_t count, int64_t n) {
   return o.index(name, {count}, below(name, count, n));
 }
@@ -107,10 +100,6 @@ std::vector<OpCase> data_cases() {
            hash_runs},
           {"all_to_all", parts, cut, all_to_all},
           {"all_gather", {{"n", 1 << 24, "elements"}}, few, all_gather},
-          {"reduce_scatter",
-           {{"n", 1 << 24, "elements"}, edge("first", "elements in front of them"), {"bf16", 0, "1: rounded", 0}},
-           {"n=1", "n=16", "n=67,first=5", "n=1,bf16=1", "n=67,first=5,bf16=1"},
-           reduce_scatter},
           {"scatter_add_rows", rows, moved, scatter_add_rows},
           {"embedding_fwd", table, ids, embedding_fwd},
           {"embedding_bwd", table, ids, embedding_bwd}};

@@ -1,8 +1,6 @@
 // Compression events: scores of slots, the choice of those that stay, and their moving together.
 #include "cases/events.h"
 
-#include <algorithm>
-
 #include "ops/events.h"
 
 namespace pare::cases {
@@ -41,11 +39,6 @@ Call kv_mass_scores(Operands& o, const Dims& d) {
   const Events v(d);
   KvMassScores a{};
   a.score = o.stat_out("score", v.score(d)), a.mass_pages = o.stat_in("mass_pages", v.pages.beside(d), positive());
-  a.normalise = d["normalise"];
-  if (a.normalise) {
-    a.pos_pages = o.index("pos_pages", v.pages.beside(d), v.pages.positions(d["K"]));
-    a.position = o.index("position", {v.count()}, std::vector<int32_t>(v.list.size(), 1000));
-  }
   a.src_pages = v.put_pages(o), a.events = v.put_events(o), a.work = v.work;
   return a;
 }
@@ -63,13 +56,7 @@ Call kv_select(Operands& o, const Dims& d) {
   return a;
 }
 
-Call kv_compact(Operands& o, const Dims& d) {
-  const Events v(d);
-  const bool turned = d["whole"] && std::all_of(v.list.begin(), v.list.end(), [](auto& e) { return e.first > 2; });
-  KvCompact a = compact(o, d, v, {}, d["fresh"], d["whole"]);
-  if (turned) a.sinks = 3, a.rope = o.stat_in("rope", {v.most_slots, d["D"]});
-  return a;
-}
+Call kv_compact(Operands& o, const Dims& d) { return compact(o, d, Events(d), {}, d["fresh"], d["mass"]); }
 
 }  // namespace
 
@@ -104,17 +91,15 @@ std::vector<OpCase> event_cases() {
                           "window=3,kernel=3,aggregate=2,span=1", "window=1,kernel=33,aggregate=2,pool=1"}),
            kv_window_scores},
           {"kv_redundancy", dims, sizes, kv_redundancy},
-          {"kv_mass_scores", dims + std::vector{edge("normalise", "1: by the queries that saw a slot")},
-           with(sizes, {"", "normalise=1"}), kv_mass_scores},
+          {"kv_mass_scores", dims, sizes, kv_mass_scores},
           {"kv_select",
            dims + std::vector{edge("shared", "1: one choice for all heads"), edge("recent", "1: the newest stay")},
            with(sizes, {"", "shared=1", "recent=1"}), kv_select},
-          // In place, all fresh pages (but those with protected slots), every other one fresh; with all that lies
-          // beside K, V.
+          // In place, all fresh pages (but those with protected slots), every other one fresh.
           {"kv_compact",
            dims + std::vector{edge("fresh", "pages after the event: 0 as before, 1 new ones, 2 every other one new"),
-                              edge("whole", "1: with mass, and keys of protected slots turned")},
-           with(with(sizes, {"fresh=0", "fresh=1", "fresh=2"}), {"", "whole=1"}), kv_compact}};
+                              edge("mass", "1: with the attention received")},
+           with(with(sizes, {"fresh=0", "fresh=1", "fresh=2"}), {"", "mass=1"}), kv_compact}};
 }
 
 }  // namespace pare::cases

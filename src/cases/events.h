@@ -3,7 +3,7 @@
 
 namespace pare::cases {
 
-// The operands of KvCompact without sinks; keys: a normal, or of `k`.
+// The operands of KvCompact; keys: a normal, or of `k`.
 KvCompact compact(Operands& o, const Dims& d, const Events& v, const Fill& k, int64_t fresh, bool mass);
 
 }  // namespace pare::cases

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <memory>
 
-#include "base/half.h"
 #include "comm/shared.h"
 
 namespace pare {
@@ -31,9 +30,6 @@ class Self : public Comm {
            " pieces, of one rank");
     expect(out[0].bytes == in[0].bytes, "rank 0 sends ", out[0].bytes, " bytes to rank 0, which expects ", in[0].bytes);
     if (in[0].bytes) std::memmove(in[0].data, out[0].data, in[0].bytes);
-  }
-  void reduce(const Piece& x, void* y, DType, int) override {
-    if (x.bytes) std::memmove(y, x.data, x.bytes);
   }
   [[noreturn]] void abort(int code) override { _exit(code); }
 };
@@ -89,16 +85,6 @@ void check_not_launched(int ranks) {
   if (const Launched other = launched(); other.ranks > 1)
     fail("--ranks ", ranks, ", but ", other.by, " has started ", other.ranks,
          " ranks already; leave out one of the two");
-}
-
-void add_to(void* sum, const void* x, size_t n, DType type) {
-  if (type == DType::f32)
-    for (size_t i = 0; i < n; i++) static_cast<float*>(sum)[i] += static_cast<const float*>(x)[i];
-  else
-    for (size_t i = 0; i < n; i++) {
-      uint16_t& s = static_cast<uint16_t*>(sum)[i];
-      s = f32_to_bf16(bf16_to_f32(s) + bf16_to_f32(static_cast<const uint16_t*>(x)[i]));
-    }
 }
 
 std::vector<Sizes> sizes_of(std::span<const Comm::Piece> out, std::span<const Comm::Piece> in) {

@@ -1,5 +1,5 @@
 // The processes of a run, its ranks, and host memory between them.  One runs alone; mpirun, srun and their like start
-// several.  All ranks make the same calls in the same order; nothing here adds numbers but what is called reduce.
+// several.  All ranks make the same calls in the same order; nothing here adds floating-point numbers.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -37,8 +37,6 @@ class Comm {
     virtual void gather(std::span<const Piece> parts, int own, void* stream) {
       exchange(std::vector<Piece>(parts.size(), parts[static_cast<size_t>(own)]), parts, stream);
     }
-    // y = the sum over ranks r of their x[rank], f32 or bf16, in an order that the library chooses; y may be x[rank].
-    virtual void reduce_scatter(std::span<const Piece> x, void* y, DType type, void* stream) = 0;
     virtual void check() {}                       // throws Error(failed): the link is broken
     virtual int64_t memory() const { return 0; }  // bytes of the device that the library took as it connected
   };
@@ -52,8 +50,6 @@ class Comm {
   // Sends out[q] to rank q and receives in[q] from it, [ranks] each, of any size.  Where one sends what the other does
   // not expect both throw std::logic_error, before anything is sent.
   virtual void exchange(std::span<const Piece> out, std::span<const Piece> in) = 0;
-  // y of rank `root` = the sum of x over ranks, f32 or bf16, in an order that the library chooses; y may be x.data.
-  virtual void reduce(const Piece& x, void* y, DType type, int root) = 0;
   // Ends all ranks at once, with this exit code.  Exit::interrupted, on which all have agreed: each ends in order if
   // the launcher keeps its code, since an abort looks like a failure to schedulers.
   [[noreturn]] virtual void abort(int code) = 0;

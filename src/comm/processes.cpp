@@ -72,22 +72,6 @@ class SocketComm final : public Comm {
     waited += seconds_since(start);
   }
 
-  void reduce(const Piece& x, void* y, DType type, int root) override {
-    constexpr size_t kMost = 4 << 20;  // bytes of each rank at a time
-    const size_t n = sockets_.size();
-    std::vector<char> terms(rank_ == root ? n * std::min(kMost, x.bytes) : 0);
-    for (size_t at = 0; at < x.bytes; at += kMost) {
-      const size_t bytes = std::min(kMost, x.bytes - at);
-      std::vector<Piece> out(n), in(n);
-      out[static_cast<size_t>(root)] = {static_cast<char*>(x.data) + at, bytes};
-      for (size_t q = 0; q < n && rank_ == root; q++) in[q] = {terms.data() + q * bytes, bytes};
-      exchange(out, in);
-      if (rank_ != root) continue;
-      for (size_t q = 1; q < n; q++) add_to(terms.data(), in[q].data, bytes / dtype_size(type), type);
-      std::memcpy(static_cast<char*>(y) + at, terms.data(), bytes);
-    }
-  }
-
   [[noreturn]] void abort(int code) override {
     tell(true);  // this rank has said why
     _exit(code);

@@ -4,9 +4,6 @@
 
 namespace pare {
 
-// sum[i] += x[i], n numbers in f32 or bf16, each sum rounded to that.
-void add_to(void* sum, const void* x, size_t n, DType type);
-
 // Bytes that a rank sends to another and expects from it; each rank has [ranks] of these in an exchange.
 struct Sizes {
   uint64_t sent, expected;

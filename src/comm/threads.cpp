@@ -22,11 +22,7 @@ struct Ended {};  // thrown in a rank that waits for one that has ended
 class Room {
  public:
   Room(int nodes, int node_ranks)
-      : ranks(nodes * node_ranks),
-        node_ranks(node_ranks),
-        out(static_cast<size_t>(ranks)),
-        in(out),
-        terms(out.size()) {}
+      : ranks(nodes * node_ranks), node_ranks(node_ranks), out(static_cast<size_t>(ranks)), in(out) {}
 
   // Until all ranks are here.
   void meet() {
@@ -48,8 +44,7 @@ class Room {
   }
 
   const int ranks, node_ranks;
-  std::vector<std::span<const Comm::Piece>> out, in;  // [ranks], as are the terms of a sum
-  std::vector<const void*> terms;
+  std::vector<std::span<const Comm::Piece>> out, in;  // [ranks]
 
  private:
   std::mutex mutex_;
@@ -81,16 +76,6 @@ class Member final : public Comm {
     meet();
     calls++;
     expect(wrong.empty(), wrong);
-  }
-  void reduce(const Piece& x, void* y, DType type, int root) override {
-    room_.terms[static_cast<size_t>(rank_)] = x.data;
-    meet();
-    if (rank_ == root && x.bytes) {
-      std::vector<char> sum(x.bytes);  // y may be a term
-      for (const void* term : room_.terms) add_to(sum.data(), term, x.bytes / dtype_size(type), type);
-      std::memcpy(y, sum.data(), x.bytes);
-    }
-    meet();
   }
   [[noreturn]] void abort(int code) override { _exit(code); }
 

@@ -31,7 +31,6 @@ void accumulate(const Accumulate& a, Stream) {
 
 void all_to_all(const AllToAll& a, Stream) { on_host(a); }
 void all_gather(const AllGather& a, Stream) { on_host(a); }
-void reduce_scatter(const ReduceScatter& a, Stream) { on_host(a); }
 
 void copy_rows(const CopyRows& a, Stream) {
   const int64_t rows = a.y.shape[0], width = a.y.shape[1], n = a.index.shape[0];

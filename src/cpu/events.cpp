@@ -137,8 +137,6 @@ void kv_mass_scores(const KvMassScores& a, Stream) {
   constexpr const char* op = "kv_mass_scores";
   const int64_t n = a.events.shape[0], pages = a.mass_pages.shape[0], kv_heads = a.mass_pages.shape[1];
   const float* const mass = a.mass_pages.as<float>();
-  const int32_t* const pos = a.normalise ? a.pos_pages.as<int32_t>() : nullptr;
-  const int32_t* const position = a.normalise ? a.position.as<int32_t>() : nullptr;
   const KvEvent* const events = read_events(op, a.events);
   const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
   float* const score = event_scores(op, a.score, events);
@@ -149,8 +147,7 @@ void kv_mass_scores(const KvMassScores& a, Stream) {
         for (int64_t s = events[i].first; s < events[i].slots - events[i].recent; s++) {
           const int64_t at =
               (src[i * a.src_pages.stride[0] + s / kPageSlots] * kv_heads + h) * kPageSlots + s % kPageSlots;
-          float& y = score[(i * kv_heads + h) * a.score.shape[2] + s];
-          y = a.normalise ? mass[at] / static_cast<float>(position[i] - pos[at] + 1) : mass[at];
+          score[(i * kv_heads + h) * a.score.shape[2] + s] = mass[at];
         }
   });
 }
@@ -255,18 +252,6 @@ void compact(const CompactArgs& a, const KvEvent& e, const int32_t* keep, const 
   }
 }
 
-// Keys of slots [0, sinks) of a page turned forward by the angle of one row of the RoPE table.
-void turn(float* k, const float* angle, int64_t head_dim, int64_t sinks) {
-  const int64_t half = head_dim / 2;
-  for (int64_t d = 0; d < half; d++)
-    for (int64_t s = 0; s < sinks; s++) {
-      float &x = k[d * kPageSlots + s], &y = k[(d + half) * kPageSlots + s];
-      const float u = x, v = y;
-      x = u * angle[d] - v * angle[half + d];
-      y = v * angle[d] + u * angle[half + d];
-    }
-}
-
 }  // namespace
 
 void kv_compact(const KvCompact& a, Stream) {
@@ -283,14 +268,11 @@ void kv_compact(const KvCompact& a, Stream) {
   const KvEvent* const events = read_events(op, a.events);
   const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
   const int32_t* const dst = pages_after(op, a.dst_pages, events, n, pages);
-  const float* const rope = a.sinks ? a.rope.as<float>() : nullptr;
   for (int64_t i = 0; i < n; i++) {
     const KvEvent& e = events[i];
-    const bool turned = a.sinks == 0 || (a.sinks <= e.first && e.slots - slots_after(e) < a.rope.shape[0]);
-    if (e.keep > max_keep || !turned) [[unlikely]]
+    if (e.keep > max_keep) [[unlikely]]
       throw std::logic_error(cat("cpu: ", op, ": event ", i, " (slots ", e.slots, ", first ", e.first, ", keep ",
-                                 e.keep, ") does not fit keep ", a.keep.str(), ", ", a.sinks, " sinks and rope ",
-                                 a.rope.str()));
+                                 e.keep, ") does not fit keep ", a.keep.str()));
   }
   const int64_t pieces = n * kv_heads;
   if (pieces == 0) return;
@@ -298,12 +280,8 @@ void kv_compact(const KvCompact& a, Stream) {
   parallel(pieces, per_piece(time, pieces), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const int64_t event = i / kv_heads, h = i % kv_heads;
-      const KvEvent& e = events[event];
-      const int32_t* const to = dst + event * a.dst_pages.stride[0];
-      compact(args, e, keep + i * max_keep, src + event * a.src_pages.stride[0], to, h);
-      if (a.sinks)
-        turn(args.k_pages + (to[0] * kv_heads + h) * head_dim * kPageSlots,
-             rope + (e.slots - slots_after(e)) * head_dim, head_dim, a.sinks);
+      compact(args, events[event], keep + i * max_keep, src + event * a.src_pages.stride[0],
+              dst + event * a.dst_pages.stride[0], h);
     }
   });
 }

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <vector>
 
-#include "base/rng.h"
 #include "cpu/events.h"
 
 namespace pare::cpu {
@@ -65,27 +64,25 @@ float length(const float* x, int64_t n) { return std::sqrt(cpu_kernels().sum_squ
 
 void merge_nearest(const Head& m, float threshold) {
   const int64_t D = m.head_dim;
-  const bool half = m.a.kind == KvMergeKind::lookm_pivot, by_value = m.a.kind == KvMergeKind::value;
-  const bool keys = m.a.keys == MergeKeys::unrotated;
-  std::vector<float> weights(static_cast<size_t>(m.e.keep), 1.0f), other(static_cast<size_t>(D)), own(other);
-  const auto add = [&](float* x, const float* y, const float* before, float w) {
-    for (int64_t d = 0; d < D; d++) x[d] = half ? x[d] + (y[d] + before[d]) * 0.5f : std::fma(w, y[d], x[d]);
+  const bool by_value = m.a.kind == KvMergeKind::value, keys = m.a.keys == MergeKeys::unrotated;
+  std::vector<float> weights(static_cast<size_t>(m.e.keep), 1.0f), other(static_cast<size_t>(D));
+  const auto add = [&](float* x, const float* y, float w) {
+    for (int64_t d = 0; d < D; d++) x[d] = std::fma(w, y[d], x[d]);
   };
   m.evicted([&](int64_t s) {
     float w = m.cosine[s];
-    if (m.a.kind == KvMergeKind::d2o ? !(w >= threshold) : by_value && !(w > 0)) return;
+    if (by_value ? !(w > 0) : !(w >= threshold)) return;
     const int64_t c = static_cast<int64_t>(m.nearest[s]);
-    const float *from = m.value(s), *to = m.value(m.keep[c]);
+    const float* const from = m.value(s);
     float* const r = m.started(c);
     if (by_value) {
       const float size = length(from, D);
-      w = w * size / (size + length(to, D) + 1e-8f);
+      w = w * size / (size + length(m.value(m.keep[c]), D) + 1e-8f);
     }
-    add(r, from, to, w);
+    add(r, from, w);
     if (keys) {
       m.key(other.data(), s);
-      if (half) m.key(own.data(), m.keep[c]);
-      add(r + D, other.data(), own.data(), w);
+      add(r + D, other.data(), w);
     }
     weights[static_cast<size_t>(c)] += by_value ? w : 1;
   });
@@ -95,31 +92,6 @@ void merge_nearest(const Head& m, float threshold) {
     for (int64_t d = 0; d < (keys ? 2 * D : D); d++) r[d] /= weights[static_cast<size_t>(c)];
     if (keys) m.turn(r + D, m.keep[c], 1);
   }
-}
-
-void merge_cam(const Head& m) {
-  const float* const mass = m.a.compact.mass_pages.as<float>();
-  const int32_t* const pos = m.a.compact.pos_pages.as<int32_t>();
-  const int32_t* const word = m.a.uid.as<int32_t>() + 2 * m.event;
-  const uint64_t uid = uint64_t{static_cast<uint32_t>(word[1])} << 32 | static_cast<uint32_t>(word[0]);
-  int64_t begin = 0;  // the first kept slot after s
-  m.evicted([&](int64_t s) {
-    while (begin < m.e.keep && m.keep[begin] < s) begin++;
-    const int64_t n = std::min<int64_t>(m.a.targets, m.e.keep - begin);
-    if (n == 0) return;
-    float mean = 0;
-    for (int64_t c = begin; c < begin + n; c++) mean += mass[m.at(m.keep[c])];
-    mean /= static_cast<float>(n);
-    const float own = mass[m.at(s)];
-    const float u =
-        uniform_open(rng_word(m.a.key, uid, static_cast<uint32_t>(pos[m.at(s)]), static_cast<uint32_t>(m.h)));
-    if (!(own > 0 && u * mean < own)) return;
-    const float* const from = m.value(s);
-    for (int64_t c = begin; c < begin + n; c++) {
-      float* const r = m.started(c);
-      for (int64_t d = 0; d < m.head_dim; d++) r[d] += from[d] / static_cast<float>(n);
-    }
-  });
 }
 
 // threshold <- its next value, from the cosines of all heads of the event.
@@ -160,7 +132,6 @@ void kv_merge(const KvMerge& a, Stream stream) {
   const KvCompact& c = a.compact;
   const int64_t n = c.events.shape[0], pages = c.k_pages.shape[0], K = c.k_pages.shape[1], D = c.k_pages.shape[2];
   const int64_t max_keep = c.keep.shape[2], row = c.src_pages.shape[1] * kPageSlots;
-  const bool cam = a.kind == KvMergeKind::cam;
   const float* const k_pages = c.k_pages.as<float>();
   const KvEvent* const events = read_events(op, c.events);
   const int32_t* const src = pages_before(op, c.src_pages, events, n, pages);
@@ -192,32 +163,27 @@ void kv_merge(const KvMerge& a, Stream stream) {
   if (pieces == 0) return;
   const Kernels& kernels = cpu_kernels();
   const double slots = static_cast<double>(c.work.slots) / static_cast<double>(n);
-  if (!cam)
-    parallel(pieces, slots * slots * (0.05 * static_cast<double>(D) + 1), [&](Interval range) {
-      for (int64_t i = range.begin; i < range.end; i++) {
-        const Head& m = heads[static_cast<size_t>(i)];
-        if (m.e.keep == 0) continue;
-        const KvNearestArgs args{.k_pages = k_pages + m.h * D * kPageSlots,
-                                 .pages = m.src,
-                                 .keep = m.keep,
-                                 .page_stride = K * D * kPageSlots,
-                                 .head_dim = D,
-                                 .nearest = m.nearest,
-                                 .cosine = m.cosine};
-        kernels.kv_nearest(args, m.e, scratch((D + 17) * round16(m.e.slots) + 16 * D));
-      }
-    });
+  parallel(pieces, slots * slots * (0.05 * static_cast<double>(D) + 1), [&](Interval range) {
+    for (int64_t i = range.begin; i < range.end; i++) {
+      const Head& m = heads[static_cast<size_t>(i)];
+      if (m.e.keep == 0) continue;
+      const KvNearestArgs args{.k_pages = k_pages + m.h * D * kPageSlots,
+                               .pages = m.src,
+                               .keep = m.keep,
+                               .page_stride = K * D * kPageSlots,
+                               .head_dim = D,
+                               .nearest = m.nearest,
+                               .cosine = m.cosine};
+      kernels.kv_nearest(args, m.e, scratch((D + 17) * round16(m.e.slots) + 16 * D));
+    }
+  });
   for (int64_t i = 0; d2o && i < n; i++)
     if (events[i].keep) next_threshold(a, threshold + state[i], heads.data() + i * K, K);
   parallel(pieces, slots * static_cast<double>(D), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Head& m = heads[static_cast<size_t>(i)];
       for (int64_t j = 0; j < m.e.keep; j++) m.row(j)[2 * D] = 0;
-      if (m.e.keep == 0) continue;
-      if (cam)
-        merge_cam(m);
-      else
-        merge_nearest(m, d2o ? threshold[state[m.event]] : 0);
+      if (m.e.keep) merge_nearest(m, d2o ? threshold[state[m.event]] : 0);
     }
   });
   kv_compact(c, stream);

@@ -43,7 +43,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   Device& device = cache_.device();
   const auto n = static_cast<int64_t>(due.size()), width = cache_.max_pages();
   std::vector<KvEvent> list;
-  std::vector<int32_t> src_pages(n * width), dst_pages(n * width), tokens, rings;
+  std::vector<int32_t> src_pages(n * width), dst_pages(n * width), rings;
   int64_t most_slots = 0, most_kept = 0;
   for (int64_t i = 0; i < n; i++) {
     const auto& [run, layer] = due[i];
@@ -55,7 +55,6 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
                     .recent = static_cast<int32_t>(policy_.forced_last(budget)),
                     .keep = static_cast<int32_t>(kept),
                     .window_row = policy_.window_row(layer, run->sequence)});
-    tokens.push_back(run->tokens - 1);
     rings.push_back(run->tokens % policy_.window());
     cache_.cut(run->sequence, layer, first, first + kept, run->decodes(), src_pages.data() + i * width,
                dst_pages.data() + i * width);
@@ -74,13 +73,11 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   const Tensor src = upload("kv.src_pages", src_pages.data(), n, width).columns(0, pages);
   const Tensor dst = upload("kv.dst_pages", dst_pages.data(), n, width).columns(0, pages);
   const Tensor keep = scratch.alloc("kv.keep", DType::i32, {n, model_.config.kv_heads, most_kept});
-  const bool renumber = spec_.streaming_llm.rope == KvRope::cache_index;
   cache_.copy_cut(scratch);
-  const Tensor positions = upload("kv.positions", tokens.data(), 1, n).flat();
   const Tensor oldest = upload("kv.oldest", rings.data(), 1, n).flat();
   const Tensor score = scratch.alloc("kv.score", model_.stat, {n, model_.config.kv_heads, pages * kPageSlots});
   const KvWork work = kv_work(list.data(), n);
-  policy_.score({events, src, positions, oldest, work}, score, scratch);
+  policy_.score({events, src, oldest, work}, score, scratch);
   device.kv_select({.keep = keep,
                     .score = work.kept == work.slots - work.candidates ? Tensor{} : score,  // all of it is forced
                     .events = events,
@@ -94,9 +91,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
         .src_pages = src,
         .dst_pages = dst,
         .events = events,
-        .work = work,
-        .rope = renumber ? model_.rotation : Tensor{},
-        .sinks = renumber ? static_cast<int32_t>(spec_.streaming_llm.sinks) : 0},
+        .work = work},
        due, scratch);
   cache_.drop_cut();
   if (!trace) return;
@@ -120,25 +115,15 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
 void Compressor::move(const KvCompact& compact, std::span<const Due> due, Arena& scratch) {
   Device& device = cache_.device();
   if (!spec_.merges()) return device.kv_compact(compact);
-  std::vector<int32_t> threshold_rows, coins;
-  for (const Due& d : due) {
-    threshold_rows.push_back(d.run->sequence * cache_.layers() + d.layer);
-    const uint64_t name = sequence_uid(d.run->uid, static_cast<uint64_t>(d.layer), 0, 0);
-    coins.insert(coins.end(), {static_cast<int32_t>(name), static_cast<int32_t>(name >> 32)});
-  }
+  std::vector<int32_t> threshold_rows;
+  for (const Due& d : due) threshold_rows.push_back(d.run->sequence * cache_.layers() + d.layer);
   const auto n = static_cast<int64_t>(due.size()), heads = model_.config.kv_heads;
   const Tensor rows = scratch.alloc("kv.threshold_rows", DType::i32, {n});
-  const Tensor names = scratch.alloc("kv.coin_names", DType::i32, {n, 2});
   device.upload({.dst = rows, .src = threshold_rows.data()});
-  device.upload({.dst = names, .src = coins.data()});
-  const bool cam = spec_.merge.method == KvMergeMethod::cam, d2o = spec_.merge.method == KvMergeMethod::d2o;
-  const KvMergeKind kind = cam                                                ? KvMergeKind::cam
-                           : d2o                                              ? KvMergeKind::d2o
-                           : spec_.merge.method == KvMergeMethod::lookm_pivot ? KvMergeKind::lookm_pivot
-                                                                              : KvMergeKind::value;
+  const bool d2o = spec_.merge.method == KvMergeMethod::d2o;
   device.kv_merge(
       {.compact = compact,
-       .kind = kind,
+       .kind = d2o ? KvMergeKind::d2o : KvMergeKind::value,
        .keys = spec_.merge.keys,
        .links = scratch.alloc("kv.links", model_.stat, {n, heads, 2, compact.src_pages.shape[1] * kPageSlots}),
        .merged =
@@ -147,10 +132,7 @@ void Compressor::move(const KvCompact& compact, std::span<const Due> due, Arena&
        .threshold = threshold_,
        .threshold_row = d2o ? rows : Tensor{},
        .ema_old = static_cast<float>(spec_.merge.d2o_ema),
-       .ema_new = static_cast<float>(1 - spec_.merge.d2o_ema),
-       .uid = cam ? names : Tensor{},
-       .key = coins_,
-       .targets = static_cast<int32_t>(spec_.merge.cam_targets)});
+       .ema_new = static_cast<float>(1 - spec_.merge.d2o_ema)});
 }
 
 }  // namespace pare

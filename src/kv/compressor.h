@@ -4,7 +4,6 @@
 #include <span>
 #include <vector>
 
-#include "base/rng.h"
 #include "kv/policy.h"
 #include "model/model.h"
 #include "model/replay.h"
@@ -20,8 +19,6 @@ class Compressor {
   void compress(const std::vector<PagedRun>& runs, Arena& scratch);
   void forked(int parent, int child);
 
-  // `key`: names the coins of merging (rng_key).
-  void reset(uint64_t key) { coins_ = rng_key(key, RngStream::kv_merge, 0); }
   // Called for each event, if set: a layer of `run` gives up `evicted` slots.
   std::function<void(const PagedRun& run, int64_t evicted)> counted;
   // Called with the choice of each event, if set.  Waits for the device: the keep lists are read back.
@@ -42,7 +39,6 @@ class Compressor {
   KvPolicy& policy_;
   const KvResidency residency_;
   Tensor threshold_;  // stat [sequences * layers]: D2O's, 0 before the first event
-  uint64_t coins_ = 0;
 };
 
 }  // namespace pare

@@ -42,7 +42,6 @@ struct KvBlocks {
 struct KvEvents {
   Tensor events;     // i32 [E, 5]: KvEvent
   Tensor src_pages;  // i32 [E, max pages]: before the event
-  Tensor positions;  // i32 [E]: of its newest token
   Tensor oldest;     // i32 [E]: where in a ring of window() rows the oldest lies
   KvWork work;
 };

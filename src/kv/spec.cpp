@@ -1,7 +1,6 @@
 #include "kv/spec.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -37,15 +36,13 @@ KvResidency::KvResidency(const KvSpec& spec, int64_t layers)
       mass_(spec.method == KvMethod::h2o),
       trigger_(spec.evict.trigger),
       prompt_(spec.evict.prompt),
-      protect_first_(spec.evict.protect_first),
       buffer_(std::max<int64_t>(spec.evict.buffer, 1)),  // 0: an event after every token
       mean_(spec.evict.budget),
       window_(spec.window.size),
       budget_(layer_budgets(spec, layers)) {}
 
 int64_t KvResidency::protected_slots(int64_t prompt) const {
-  if (!evicts_ || prompt_ == KvPrompt::protect) return prompt;
-  return prompt_ == KvPrompt::compress ? 0 : std::min(protect_first_, prompt);
+  return evicts_ && prompt_ == KvPrompt::compress ? 0 : prompt;
 }
 
 int64_t KvResidency::budget(int64_t layer, int64_t prompt) const {
@@ -107,26 +104,6 @@ int64_t KvResidency::last_sample_pages(int64_t prompt, int64_t fed, int64_t samp
   return pages;
 }
 
-BlockBudget::BlockBudget(const KvSpec& spec) {
-  const auto number = [](std::string_view text, int64_t& x) {
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), x);
-    return code == std::errc() && end == text.data() + text.size();
-  };
-  for (const std::string& text : spec.blocks.schedule) {
-    const size_t colon = text.find(':');
-    Step step{};
-    if (colon == std::string::npos || !number(std::string_view(text).substr(0, colon), step.from) ||
-        !number(std::string_view(text).substr(colon + 1), step.blocks) ||
-        step.blocks < spec.blocks.first + spec.blocks.last ||
-        (steps_.empty() ? step.from != 0 : step.from <= steps_.back().from))
-      fail("rollout.kv.blocks.schedule: \"", text,
-           "\" is not FROM:BLOCKS with FROM ascending from 0 and BLOCKS at least ",
-           spec.blocks.first + spec.blocks.last, " (rollout.kv.blocks.first + rollout.kv.blocks.last)");
-    steps_.push_back(step);
-  }
-  if (steps_.empty()) steps_.push_back({0, spec.blocks.count});
-}
-
 int64_t BlockBudget::operator()(int64_t n) const {
   int64_t blocks = steps_[0].blocks;
   for (const Step& s : steps_)
@@ -142,21 +119,6 @@ int64_t BlockBudget::most() const {
 
 namespace {
 
-void check_merge(const KvSpec& s) {
-  const bool cam = s.merge.method == KvMergeMethod::cam;
-  if ((cam || s.merge.method == KvMergeMethod::value) && s.merge.keys != MergeKeys::none)
-    fail("rollout.kv.merge.method = ", cam ? "\"cam\"" : "\"value\"",
-         " merges values only; set rollout.kv.merge.keys=none");
-  if (cam && s.method != KvMethod::h2o)
-    fail(
-        "rollout.kv.merge.method = \"cam\" weighs tokens by the attention that they have received, which only "
-        "rollout.kv.method = \"h2o\" accumulates");
-  if (s.streaming_llm.rope == KvRope::cache_index)
-    fail(
-        "rollout.kv.streaming_llm.rope = \"cache_index\" rotates kept keys, which rollout.kv.merge.method compares; "
-        "set one of them to its default");
-}
-
 void check_eviction(const KvSpec& s) {
   const KvEvictKeys& e = s.evict;
   const KvWindowKeys& w = s.window;
@@ -171,24 +133,12 @@ void check_eviction(const KvSpec& s) {
          " leaves no room for recent tokens in rollout.kv.evict.budget = ", e.budget);
   if (w.pooling_kernel < 1 || w.pooling_kernel % 2 == 0)
     fail("rollout.kv.window.pooling_kernel = ", w.pooling_kernel, ": expected an odd number");
-  if (s.streaming_llm.rope == KvRope::cache_index) {
-    if (s.method != KvMethod::streaming_llm)
-      fail(
-          "rollout.kv.streaming_llm.rope = \"cache_index\" renumbers the positions of a contiguous window, which only "
-          "rollout.kv.method = \"streaming_llm\" has");
-    if (e.prompt != KvPrompt::compress)
-      fail(
-          "rollout.kv.streaming_llm.rope = \"cache_index\" renumbers all kept positions, and rollout.kv.evict.prompt "
-          "protects those of the prompt; set rollout.kv.evict.prompt=compress");
-  }
-  if (e.prompt == KvPrompt::protect_first && e.protect_first < 1)
-    fail("rollout.kv.evict.prompt = \"protect_first\" protects rollout.kv.evict.protect_first = ", e.protect_first,
-         " tokens: expected at least 1");
   if (e.trigger == KvTrigger::prefill_once && e.prompt == KvPrompt::protect)
     fail(
         "rollout.kv.evict.trigger = \"prefill_once\" compresses the prompt, which rollout.kv.evict.prompt = "
         "\"protect\" forbids");
-  if (s.merge.method != KvMergeMethod::none) check_merge(s);
+  if (s.merge.method == KvMergeMethod::value && s.merge.keys != MergeKeys::none)
+    fail("rollout.kv.merge.method = \"value\" merges values only; set rollout.kv.merge.keys=none");
   if (s.method == KvMethod::pyramidkv && s.pyramidkv.beta <= 1)
     fail("rollout.kv.pyramidkv.beta = ", s.pyramidkv.beta, ": expected more than 1");
 }

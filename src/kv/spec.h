@@ -1,7 +1,6 @@
 // Which keys and values a rollout keeps or reads: the choice, and what follows from it without asking the device.
 #pragma once
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "ops/options.h"
@@ -10,17 +9,15 @@ namespace pare {
 
 // Evicting methods free memory; quest and block_topk keep everything and read a part.
 enum class KvMethod { dense, streaming_llm, h2o, tova, snapkv, rkv, pyramidkv, quest, block_topk };
-enum class KvPrompt { compress, protect, protect_first };
+enum class KvPrompt { compress, protect };
 enum class KvScope { per_head, per_layer };
 enum class KvTrigger { buffer_full, prefill_once };
-enum class KvRope { absolute, cache_index };
-enum class KvMergeMethod { none, cam, d2o, lookm_pivot, value };
+enum class KvMergeMethod { none, d2o, value };
 
 // The members are configuration keys (rollout.kv.*), which say what each means.
 struct KvEvictKeys {
   int64_t budget = 512, buffer = 128;
   KvPrompt prompt = KvPrompt::compress;
-  int64_t protect_first = 0;
   KvTrigger trigger = KvTrigger::buffer_full;
   KvScope scope = KvScope::per_head;
   bool operator==(const KvEvictKeys&) const = default;
@@ -35,12 +32,7 @@ struct KvWindowKeys {  // SnapKV's observation window: the queries that score th
 };
 struct StreamingLlmKeys {
   int64_t sinks = 4;
-  KvRope rope = KvRope::absolute;
   bool operator==(const StreamingLlmKeys&) const = default;
-};
-struct H2oKeys {
-  bool normalise = false;
-  bool operator==(const H2oKeys&) const = default;
 };
 struct RkvKeys {
   double lambda = 0.1, threshold = 0.5;
@@ -53,13 +45,11 @@ struct PyramidKvKeys {
 struct KvMergeKeys {
   KvMergeMethod method = KvMergeMethod::none;
   MergeKeys keys = MergeKeys::none;
-  int64_t cam_targets = 16;
   double d2o_ema = 0.5;
   bool operator==(const KvMergeKeys&) const = default;
 };
 struct KvBlockKeys {
   int64_t size = 16, count = 32, first = 1, last = 2, dense_layers = 2;
-  std::vector<std::string> schedule;  // "from:count", from ascending
   double acceptance_target = 0;
   int64_t acceptance_steps = 10;
   bool operator==(const KvBlockKeys&) const = default;
@@ -69,7 +59,6 @@ struct KvSpec {
   KvEvictKeys evict;
   KvWindowKeys window;
   StreamingLlmKeys streaming_llm;
-  H2oKeys h2o;
   RkvKeys rkv;
   PyramidKvKeys pyramidkv;
   KvMergeKeys merge;
@@ -133,18 +122,19 @@ class KvResidency {
   const bool evicts_, mass_;
   const KvTrigger trigger_;
   const KvPrompt prompt_;
-  const int64_t protect_first_, buffer_, mean_, window_;
+  const int64_t buffer_, mean_, window_;
   std::vector<int64_t> budget_;
 };
 
-// Blocks that a decoded token reads of `n` (quest, block_topk): rollout.kv.blocks.count, or what the schedule says.
+// Blocks that a decoded token reads of `n` (quest, block_topk): rollout.kv.blocks.count, or what the acceptance rate
+// made of it (rl/block_budget.h).
 class BlockBudget {
  public:
   struct Step {
     int64_t from, blocks;
     bool operator==(const Step&) const = default;
   };
-  explicit BlockBudget(const KvSpec& spec);
+  explicit BlockBudget(const KvSpec& spec) : steps_{{0, spec.blocks.count}} {}
   explicit BlockBudget(std::vector<Step> steps) : steps_(std::move(steps)) {}  // one or more, from ascending from 0
   int64_t operator()(int64_t n) const;
   int64_t most() const;

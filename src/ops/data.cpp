@@ -1,9 +1,6 @@
 #include "ops/data.h"
 
-#include <cstring>
 #include <numeric>
-
-#include "base/half.h"
 
 namespace pare {
 
@@ -52,17 +49,6 @@ std::vector<Comm::Piece> parts(const Tensor& t, const std::vector<int64_t>& firs
   return all;
 }
 
-template <class T>
-void round_terms(const ReduceScatter& a) {
-  auto* to = static_cast<uint16_t*>(a.rounded.data);
-  for (size_t q = 0; q < a.counts.size(); q++)
-    for (int64_t i = 0; i < a.counts[q]; i++) *to++ = f32_to_bf16(static_cast<float>(a.x.as<T>()[a.first[q] + i]));
-}
-template <class T>
-void widen_sum(const ReduceScatter& a, const Comm::Piece& sum) {
-  for (int64_t i = 0; i < a.y.size(); i++) a.y.as<T>()[i] = bf16_to_f32(static_cast<const uint16_t*>(sum.data)[i]);
-}
-
 }  // namespace
 
 void AllToAll::check(Contract& c) const {
@@ -87,26 +73,10 @@ Cost AllGather::cost() const {
   return sending({0, own * size, (sum(counts) - own) * size}, std::vector<int64_t>(counts.size(), own), *comm, y.dtype);
 }
 
-void ReduceScatter::check(Contract& c) const {
-  check_counts(c, "first", first, *comm), check_counts(c, "counts", counts, *comm);
-  c.stat("y", y, {counts[static_cast<size_t>(comm->rank())]});
-  c.stat("x", x, {x.shape[0]});
-  if (rounded) c.tensor("rounded", rounded, DType::bf16, {sum(counts)});
-  check_parts(c, x, first, counts);
-}
-Cost ReduceScatter::cost() const {
-  const DType type = rounded ? DType::bf16 : x.dtype;
-  const auto size = static_cast<int64_t>(dtype_size(x.dtype));
-  return sending({y.size() * (comm->ranks() - 1), sum(counts) * size, y.size() * size}, counts, *comm, type);
-}
-
 Pieces pieces_of(const AllToAll& a) { return {parts(a.x, a.first, a.sent), parts(a.y, a.received)}; }
 Pieces pieces_of(const AllGather& a) {
   std::vector<Comm::Piece> in = parts(a.y, a.counts);
   return {std::vector(in.size(), in[static_cast<size_t>(a.comm->rank())]), in};
-}
-std::vector<Comm::Piece> terms_of(const ReduceScatter& a) {
-  return a.rounded ? parts(a.rounded, a.counts) : parts(a.x, a.first, a.counts);
 }
 
 void on_host(const AllToAll& a) {
@@ -117,20 +87,6 @@ void on_host(const AllToAll& a) {
 void on_host(const AllGather& a) {
   const Pieces p = pieces_of(a);
   a.comm->exchange(p.out, p.in);
-}
-
-void on_host(const ReduceScatter& a) {
-  const bool f64 = a.x.dtype == DType::f64;  // of one rank alone
-  if (a.rounded) f64 ? round_terms<double>(a) : round_terms<float>(a);
-  const std::vector<Comm::Piece> terms = terms_of(a);
-  const Comm::Piece own = terms[static_cast<size_t>(a.comm->rank())];
-  for (int q = 0; q < a.comm->ranks(); q++)
-    a.comm->reduce(terms[static_cast<size_t>(q)],
-                   a.comm->rank() != q ? nullptr
-                   : a.rounded         ? own.data
-                                       : a.y.data,
-                   a.rounded ? DType::bf16 : a.x.dtype, q);
-  if (a.rounded) f64 ? widen_sum<double>(a, own) : widen_sum<float>(a, own);
 }
 
 }  // namespace pare

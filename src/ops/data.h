@@ -154,30 +154,15 @@ struct AllGather {
   Cost cost() const;
   auto outputs() const { return std::array{y}; }
 };
-// The sum over ranks of elements [first[r], first[r] + counts[r]) of x, on rank r, in an order of the library's own.
-struct ReduceScatter {
-  Tensor y;                            // stat [counts[rank]] out; of several ranks f32
-  Tensor x;                            // stat [n]
-  std::vector<int64_t> first, counts;  // [ranks]
-  Comm* comm;
-  Tensor rounded = {};  // bf16 [sum of counts] scratch: terms and sums of terms are rounded to it; or none
-  void check(Contract& c) const;
-  Cost cost() const;
-  auto outputs() const { return std::array{y}; }
-};
-
 // Memory that a rank sends to and receives from each rank, inside the tensors.
 struct Pieces {
   std::vector<Comm::Piece> out, in;
 };
 Pieces pieces_of(const AllToAll& a);
 Pieces pieces_of(const AllGather& a);
-// The terms for each rank, rounded or as they are.
-std::vector<Comm::Piece> terms_of(const ReduceScatter& a);
 
 // The same for tensors whose memory is the host's.
 void on_host(const AllToAll& a);
 void on_host(const AllGather& a);
-void on_host(const ReduceScatter& a);
 
 }  // namespace pare

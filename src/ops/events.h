@@ -114,29 +114,22 @@ struct KvRedundancy {
   auto outputs() const { return std::array{score}; }
 };
 
-// H2O: score = mass (AttnPaged), or, if normalise, mass / (number of queries that saw the slot: position - pos +
-// 1).
+// H2O: score = mass (AttnPaged).
 struct KvMassScores {
   Tensor score;              // stat [E, K, max_slots] out in the candidates, the rest is left alone
   Tensor mass_pages;         // stat [pages, K, 16]
-  Tensor pos_pages;          // i32 [pages, K, 16]; absent unless normalise
   Tensor src_pages, events;  // as in KvWindowScores
-  Tensor position;           // i32 [E]: absolute position of the newest token; absent unless normalise
   KvWork work;
-  bool normalise;
   void check(Contract& c) const {
     const int64_t pages = mass_pages.shape[0], K = mass_pages.shape[1];
     c.stat("mass_pages", mass_pages, {pages, K, kPageSlots});
     detail::check_event_pages(c, "src_pages", src_pages, events);
     detail::check_events(c, events);
     detail::check_score(c, score, events, K);
-    if (!normalise) return;
-    c.index("pos_pages", pos_pages, {pages, K, kPageSlots});
-    c.index("position", position, {events.shape[0]});
   }
   Cost cost() const {
     const int64_t n = work.candidates * mass_pages.shape[1], stat = static_cast<int64_t>(dtype_size(score.dtype));
-    return {normalise ? n : 0, n * (stat + (normalise ? 4 : 0)) + detail::total_bytes(events), n * stat};
+    return {0, n * stat + detail::total_bytes(events), n * stat};
   }
   auto outputs() const { return std::array{score}; }
 };
@@ -167,10 +160,6 @@ struct KvSelect {
 // dst page is the src page of its place; other dst pages are src or dst pages of nothing else.  What an event writes
 // no other event reads or writes: not even where both shared the page before and one has just got a fresh one.  Pages
 // wholly below `first` are not touched, and a page that holds both slot first - 1 and slot first is in both lists.
-//
-// StreamingLLM's positions within the cache: if sinks > 0, the keys of slots [0, sinks), all protected, are turned
-// forward by the number of evicted slots, slots - first - keep, as RopeFwd turns; so their distance to everything after
-// them is again that of their places in the cache.  Then page 0 is written and no other event may share it.
 struct KvCompact {
   Tensor k_pages, v_pages;      // act [pages, K, D, 16] and [pages, K, 16, D] acc
   Tensor pos_pages;             // i32 [pages, K, 16] acc
@@ -179,10 +168,8 @@ struct KvCompact {
   Tensor src_pages, dst_pages;  // i32 [E, max_pages]; rows may be strided
   Tensor events;                // i32 [E, 5]: KvEvent
   KvWork work;
-  Tensor rope;    // stat [positions, D], as in RopeFwd; absent if sinks == 0
-  int32_t sinks;  // 0: positions stay absolute
   void check(Contract& c) const {
-    const int64_t pages = k_pages.shape[0], K = k_pages.shape[1], D = k_pages.shape[2];
+    const int64_t pages = k_pages.shape[0], K = k_pages.shape[1];
     detail::check_pages(c, k_pages, v_pages);
     c.index("pos_pages", pos_pages, {pages, K, kPageSlots});
     if (mass_pages) c.stat("mass_pages", mass_pages, {pages, K, kPageSlots});
@@ -190,15 +177,12 @@ struct KvCompact {
     detail::check_event_pages(c, "src_pages", src_pages, events);
     detail::check_event_pages(c, "dst_pages", dst_pages, events);
     detail::check_events(c, events);
-    c.that(sinks >= 0 && sinks <= kPageSlots && (sinks == 0 || D % 2 == 0), "sinks is ", sinks, ", expected 0 to ",
-           kPageSlots, ", and an even head dim where there are any: k_pages is ", k_pages);
-    if (sinks) c.stat("rope", rope, {rope.shape[0], D});
   }
   Cost cost() const {
     const int64_t K = k_pages.shape[1], D = k_pages.shape[2], act = static_cast<int64_t>(dtype_size(k_pages.dtype));
     const int64_t stat = mass_pages ? static_cast<int64_t>(dtype_size(mass_pages.dtype)) : 0;
-    const int64_t moved = work.kept * K * (2 * D * act + 4 + stat), turned = events.shape[0] * K * sinks * D;
-    return {3 * turned, moved + work.kept * K * 4 + turned * act + detail::total_bytes(events), moved + turned * act};
+    const int64_t moved = work.kept * K * (2 * D * act + 4 + stat);
+    return {0, moved + work.kept * K * 4 + detail::total_bytes(events), moved};
   }
   auto outputs() const { return std::array{k_pages, v_pages}; }
 };

@@ -96,7 +96,6 @@ constexpr int kArithmetic = 2;
   X(scatter_add_rows, ScatterAddRows)   \
   X(all_to_all, AllToAll)               \
   X(all_gather, AllGather)              \
-  X(reduce_scatter, ReduceScatter)      \
   X(pack_weight, PackWeight)            \
   X(unpack_weight, UnpackWeight)        \
   X(embedding_fwd, EmbeddingFwd)        \

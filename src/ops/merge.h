@@ -12,42 +12,31 @@ namespace pare {
 // c(e) is the kept slot with the largest s = cosine of the keys as they lie in the pages (S of KvRedundancy; ties: the
 // larger slot), s_e that cosine, |v| the root of the row sum of v^2.
 //
-//   lookm_pivot  every e goes to c(e);  x_c <- (x_c + sum of (x_e + x_c) / 2) / (1 + #e)     (LOOK-M, Wan et al. 2024)
-//   d2o          every e with s_e >= threshold;  x_c <- (x_c + sum of s_e x_e) / (1 + #e)    (D2O, Wan et al. 2024)
-//   value        every e with s_e > 0;  v_c <- (v_c + sum of u_e v_e) / (1 + sum of u_e),
-//                u_e = s_e |v_e| / (|v_e| + |v_c| + 1e-8)                                    (kvpress, MergingPress)
-//   cam          e gives to the next `targets` kept slots after it, n_e of them there are, if its coin falls:
-//                v_c <- v_c + sum of v_e / n_e over the e that give to c                     (CaM, Zhang et al. 2024)
+//   d2o    every e with s_e >= threshold;  x_c <- (x_c + sum of s_e x_e) / (1 + #e)    (D2O, Wan et al. 2024)
+//   value  every e with s_e > 0;  v_c <- (v_c + sum of u_e v_e) / (1 + sum of u_e),
+//          u_e = s_e |v_e| / (|v_e| + |v_c| + 1e-8)                                    (kvpress, MergingPress)
 //
 // Sums are chains from x_c (weights: from 1), e ascending, fused where there is a product.
-//
-// The coin of e falls if mass_e > 0 and u * mean < mass_e, u = uniform_open(rng_word(key, uid, position of e, head))
-// and mean that of the masses of the slots that e would give to (a chain, ascending).
 //
 // threshold (D2O): one number per sequence and layer, 0 before its first event.  m is the mean of s_e over the evicted
 // slots of all heads (row sums over slots, added over heads ascending); then threshold <- m at the first event, later
 // ema_old * threshold + ema_new * m, and this event compares with the result.  Nothing evicted: it stays.
-enum class KvMergeKind : int32_t { cam, d2o, lookm_pivot, value };
+enum class KvMergeKind : int32_t { d2o, value };
 // KvCompact with what is evicted merged into what stays.  A slot to which nothing comes keeps its bits.
 struct KvMerge {
-  KvCompact compact;  // sinks == 0; mass_pages present for cam
+  KvCompact compact;
   KvMergeKind kind;
-  MergeKeys keys;        // none for cam and value, which do not touch K
+  MergeKeys keys;        // none for value, which does not touch K
   Tensor links;          // stat [E, K, 2, max_pages * 16] workspace
   Tensor merged;         // stat [E, K, max_keep, 2 * D + 1] workspace
   Tensor rope;           // stat [positions, D], for unrotated keys, else absent
   Tensor threshold;      // stat [T] acc, for d2o, else absent
   Tensor threshold_row;  // i32 [E]: which of them is the event's; no two share one; for d2o
   float ema_old, ema_new;
-  Tensor uid;       // i32 [E, 2]: low and high word of a name of the sequence and layer; for cam
-  uint64_t key;     // rng_key; for cam
-  int32_t targets;  // at least 1; for cam
   void check(Contract& c) const {
     const int64_t E = compact.events.shape[0], K = compact.k_pages.shape[1], D = compact.k_pages.shape[2];
-    const bool cam = kind == KvMergeKind::cam;
     compact.check(c);
-    c.that(compact.sinks == 0, "merging needs absolute positions, there are ", compact.sinks, " turned sinks");
-    c.that(keys == MergeKeys::none || (!cam && kind != KvMergeKind::value), "this kind of merging leaves keys alone");
+    c.that(keys == MergeKeys::none || kind != KvMergeKind::value, "this kind of merging leaves keys alone");
     c.stat("links", links, {E, K, 2, compact.src_pages.shape[1] * kPageSlots});
     c.stat("merged", merged, {E, K, compact.keep.shape[2], 2 * D + 1});
     if (keys == MergeKeys::unrotated) {
@@ -58,17 +47,13 @@ struct KvMerge {
       c.stat("threshold", threshold, {threshold.shape[0]});
       c.index("threshold_row", threshold_row, {E});
     }
-    if (!cam) return;
-    c.index("uid", uid, {E, 2});
-    c.that(targets >= 1 && compact.mass_pages, "cam with ", targets, " targets, mass_pages ", compact.mass_pages);
   }
   Cost cost() const {
     const KvWork& w = compact.work;
     const int64_t K = compact.k_pages.shape[1], D = compact.k_pages.shape[2], evicted = (w.slots - w.kept) * K;
     const int64_t act = static_cast<int64_t>(dtype_size(compact.k_pages.dtype));
     Cost c = compact.cost();
-    c.flops +=
-        (kind == KvMergeKind::cam ? 0 : 2 * K * D * w.crossed) + 2 * evicted * D * (keys == MergeKeys::none ? 1 : 2);
+    c.flops += 2 * K * D * w.crossed + 2 * evicted * D * (keys == MergeKeys::none ? 1 : 2);
     c.read += evicted * 2 * D * act;
     return c;
   }

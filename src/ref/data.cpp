@@ -31,7 +31,6 @@ void accumulate(const Accumulate& a, Stream) {
 
 void all_to_all(const AllToAll& a, Stream) { on_host(a); }
 void all_gather(const AllGather& a, Stream) { on_host(a); }
-void reduce_scatter(const ReduceScatter& a, Stream) { on_host(a); }
 
 void copy_rows(const CopyRows& a, Stream) {
   constexpr const char* op = "copy_rows";

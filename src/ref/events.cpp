@@ -186,16 +186,7 @@ void kv_mass_scores(const KvMassScores& a, Stream) {
       expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
       const EventPages page{View<int32_t>(a.src_pages), i};
       for (int64_t h = 0; h < kv_heads; h++)
-        for (int64_t s = e.first; s < e.slots - e.recent; s++) {
-          int32_t queries = 1;
-          if (a.normalise) {
-            const int32_t pos = View<int32_t>(a.pos_pages)(page(s), h, s % kPageSlots);
-            queries = View<int32_t>(a.position)(i) - pos + 1;
-            expect(pos >= 0 && queries > 0, "ref: ", op, ": slot ", s, " of event ", i, " holds position ", pos,
-                   ", the newest is ", View<int32_t>(a.position)(i));
-          }
-          score(i, h, s) = static_cast<T>(double(mass(page(s), h, s % kPageSlots)) / queries);
-        }
+        for (int64_t s = e.first; s < e.slots - e.recent; s++) score(i, h, s) = mass(page(s), h, s % kPageSlots);
     }
   });
 }
@@ -244,13 +235,13 @@ static void expect_own_pages(const char* op, const KvCompact& a, const std::vect
     const KvEvent& e = events[i];
     std::set<int32_t> own;
     for (int64_t p = 0; p * kPageSlots < e.slots; p++)
-      if ((p + 1) * kPageSlots > e.first || (p == 0 && a.sinks)) own.insert(src(i, p));
+      if ((p + 1) * kPageSlots > e.first) own.insert(src(i, p));
     for (int32_t p : own) reads[p]++;
     for (int64_t p = 0; p * kPageSlots < e.first + e.keep; p++) {
       const bool below = (p + 1) * kPageSlots <= e.first, both = p * kPageSlots < e.first && !below;
       expect(!(below || both) || src(i, p) == dst(i, p), "ref: ", op, ": page ", p, " of event ", i,
              " holds protected slots; it is ", src(i, p), " before and ", dst(i, p), " after");
-      if (below && !(p == 0 && a.sinks)) continue;
+      if (below) continue;
       expect(src(i, p) == dst(i, p) || !own.count(dst(i, p)), "ref: ", op, ": page ", dst(i, p), " of event ", i,
              " is a source in another place");
       writes[dst(i, p)]++;
@@ -262,19 +253,6 @@ static void expect_own_pages(const char* op, const KvCompact& a, const std::vect
            " events and read by others: ", reads[page]);
 }
 
-// Keys of slots [0, sinks) of one page and head, turned forward by `angle` positions.
-template <class T>
-static void turn(const KvCompact& a, int64_t page, int64_t h, int64_t angle) {
-  const View<T> k(a.k_pages), rope(a.rope);
-  const int64_t half = a.k_pages.shape[2] / 2;
-  for (int64_t d = 0; d < half; d++)
-    for (int64_t s = 0; s < a.sinks; s++) {
-      const double c = rope(angle, d), sin = rope(angle, half + d), u = k(page, h, d, s), v = k(page, h, d + half, s);
-      k(page, h, d, s) = static_cast<T>(u * c - v * sin);
-      k(page, h, d + half, s) = static_cast<T>(v * c + u * sin);
-    }
-}
-
 void expect_compact(const char* op, const KvCompact& a, const std::vector<KvEvent>& events) {
   const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
   const View<int32_t> keep(a.keep);
@@ -283,7 +261,6 @@ void expect_compact(const char* op, const KvCompact& a, const std::vector<KvEven
     expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
     expect_event_pages(op, "dst_pages", a.dst_pages, i, e.first + e.keep, pages);
     expect(e.keep <= a.keep.shape[2], "ref: ", op, ": event ", i, " keeps ", e.keep, ", keep is ", a.keep.str());
-    expect(a.sinks <= e.first, "ref: ", op, ": ", a.sinks, " sinks, event ", i, " protects ", e.first);
     for (int64_t h = 0; h < kv_heads; h++)
       for (int32_t j = 0, last = e.first - 1; j < e.keep; last = keep(int64_t(i), h, j), j++)
         expect(keep(int64_t(i), h, j) > last && keep(int64_t(i), h, j) < e.slots, "ref: ", op, ": keep of event ", i,
@@ -312,7 +289,6 @@ void kv_compact(const KvCompact& a, Stream) {
           pos(dst(to), h, y) = pos(src(from), h, x);
           if (mass) mass(dst(to), h, y) = mass(src(from), h, x);
         }
-        if (a.sinks) turn<T>(a, dst(0), h, e.slots - e.first - e.keep);
       }
     }
   });

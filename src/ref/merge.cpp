@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/rng.h"
 #include "ref/events.h"
 
 namespace pare::ref {
@@ -14,7 +13,6 @@ namespace {
 // One event and head, in double: keys and values by slot, and where each evicted slot goes.
 struct Head {
   std::vector<std::vector<double>> k, v;  // [slots][D]
-  std::vector<double> mass;
   std::vector<int32_t> pos, kept, evicted;
   std::vector<size_t> nearest;  // of each evicted slot: index into kept
   std::vector<double> cosine;   // of each evicted slot
@@ -29,7 +27,7 @@ double length(const std::vector<double>& a) { return std::sqrt(dot(a, a)); }
 
 template <class T>
 Head read_head(const KvCompact& a, const KvEvent& e, int64_t event, int64_t h) {
-  const View<T> k(a.k_pages), v(a.v_pages), mass(a.mass_pages);
+  const View<T> k(a.k_pages), v(a.v_pages);
   const View<int32_t> keep(a.keep), pos(a.pos_pages);
   const EventPages page{View<int32_t>(a.src_pages), event};
   Head head;
@@ -38,7 +36,6 @@ Head read_head(const KvCompact& a, const KvEvent& e, int64_t event, int64_t h) {
     std::vector<double> key, value;
     for (int64_t d = 0; d < a.k_pages.shape[2]; d++) key.push_back(k(p, h, d, at)), value.push_back(v(p, h, at, d));
     head.k.push_back(key), head.v.push_back(value), head.pos.push_back(pos(p, h, at));
-    if (mass) head.mass.push_back(mass(p, h, at));
   }
   for (int32_t j = 0; j < e.keep; j++) head.kept.push_back(keep(event, h, j));
   for (int32_t s = e.first; s < e.slots; s++)
@@ -54,23 +51,6 @@ Head read_head(const KvCompact& a, const KvEvent& e, int64_t event, int64_t h) {
     head.nearest.push_back(best), head.cosine.push_back(cosine);
   }
   return head;
-}
-
-// Pairs (evicted slot, kept index) of one head, evicted slots ascending.
-std::vector<std::pair<int32_t, size_t>> cam_gifts(const KvMerge& a, const Head& head, int64_t event, int64_t h) {
-  const View<int32_t> word(a.uid);
-  const uint64_t uid = uint64_t(uint32_t(word(event, 1))) << 32 | uint32_t(word(event, 0));
-  std::vector<std::pair<int32_t, size_t>> gifts;
-  for (int32_t s : head.evicted) {
-    const size_t begin = std::upper_bound(head.kept.begin(), head.kept.end(), s) - head.kept.begin();
-    const size_t end = std::min(begin + a.targets, head.kept.size());
-    double mean = 0;
-    for (size_t c = begin; c < end; c++) mean += head.mass[head.kept[c]] / double(end - begin);
-    const float u = uniform_open(rng_word(a.key, uid, uint32_t(head.pos[s]), uint32_t(h)));
-    if (head.mass[s] > 0 && u * mean < head.mass[s])
-      for (size_t c = begin; c < end; c++) gifts.emplace_back(s, c);
-  }
-  return gifts;
 }
 
 // x turned by the angle of position pos, forward (sign 1) or back.
@@ -96,8 +76,7 @@ void add_evicted(const KvMerge& a, Head& head, size_t c, const std::vector<size_
       const std::vector<double> y = other(head.evicted[e]);
       double w = head.cosine[e];
       if (a.kind == KvMergeKind::value) w *= length(y) / (length(y) + length(before) + 1e-8);
-      for (size_t d = 0; d < x.size(); d++)
-        x[d] += a.kind == KvMergeKind::lookm_pivot ? (y[d] + before[d]) / 2 : w * y[d];
+      for (size_t d = 0; d < x.size(); d++) x[d] += w * y[d];
       weights += a.kind == KvMergeKind::value ? w : 1;
     }
     for (double& y : x) y /= weights;
@@ -139,21 +118,10 @@ void kv_merge(const KvMerge& a, Stream stream) {
       const double threshold = a.kind == KvMergeKind::d2o ? next_threshold<T>(a, heads[i], i) : 0;
       for (int64_t h = 0; h < c.k_pages.shape[1]; h++) {
         Head& head = heads[i][h];
-        if (a.kind == KvMergeKind::cam) {
-          const Head before = head;
-          std::vector<int64_t> receivers(before.v.size());  // of each evicted slot
-          const auto gifts = cam_gifts(a, before, i, h);
-          for (const auto& [s, to] : gifts) receivers[s]++;
-          for (const auto& [s, to] : gifts)
-            for (size_t d = 0; d < before.v[s].size(); d++)
-              head.v[head.kept[to]][d] += before.v[s][d] / double(receivers[s]);
-          continue;
-        }
         std::vector<std::vector<size_t>> from(head.kept.size());
         for (size_t e = 0; e < head.evicted.size(); e++) {
           const double s = head.cosine[e];
-          if (a.kind == KvMergeKind::d2o ? s >= threshold : a.kind == KvMergeKind::value ? s > 0 : true)
-            from[head.nearest[e]].push_back(e);
+          if (a.kind == KvMergeKind::d2o ? s >= threshold : s > 0) from[head.nearest[e]].push_back(e);
         }
         for (size_t j = 0; j < from.size(); j++)
           if (!from[j].empty()) add_evicted<T>(a, head, j, from[j]);

@@ -19,11 +19,10 @@ int64_t most_blocks(const KvSpec& kv, size_t bin) {
 }  // namespace
 
 BlockBudget budget_by_context(const KvSpec& kv, int64_t max_context) {
-  const BlockBudget schedule(kv);
   std::vector<BlockBudget::Step> steps;
   for (size_t bin = 0; bin <= context_bin(max_context); bin++) {
     const int64_t from = bin == 0 ? 0 : first_context(bin) / kv.blocks.size + 1;
-    steps.push_back({from, std::min(schedule(from), most_blocks(kv, bin))});
+    steps.push_back({from, std::min(kv.blocks.count, most_blocks(kv, bin))});
   }
   return BlockBudget(std::move(steps));
 }

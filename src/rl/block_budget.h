@@ -18,8 +18,8 @@
 
 namespace pare {
 
-// The schedule of `kv` with a step for each bin (mismatch.h) up to `max_context` tokens: what it says where the bin
-// begins.  (A token after exactly 64, 128, ... others has the blocks of the bin before: it sees no more blocks.)
+// rollout.kv.blocks.count for each bin (mismatch.h) up to `max_context` tokens.  (A token after exactly 64, 128, ...
+// others has the blocks of the bin before: it sees no more blocks.)
 BlockBudget budget_by_context(const KvSpec& kv, int64_t max_context);
 
 // `acceptance`: the rates of the tokens of a step, by bin.

@@ -75,7 +75,7 @@ std::vector<double> raw_weights(RatioLevel level, std::span<const float> log_rat
   if (level == RatioLevel::token)
     std::transform(log_ratio.begin(), log_ratio.end(), xi.begin(), ratio);
   else
-    std::fill(xi.begin(), xi.end(), ratio(level == RatioLevel::sequence ? sum(log_ratio) : mean(log_ratio)));
+    std::fill(xi.begin(), xi.end(), ratio(mean(log_ratio)));
   return xi;
 }
 
@@ -119,10 +119,8 @@ Acceptance count_verdicts(std::span<const Trajectory> update) {
   return count;
 }
 
-double update_scale(const RolloutCorrectionKeys& keys, const Acceptance& count) {
-  const double least = keys.min_accepted * static_cast<double>(count.judged);
-  if (static_cast<double>(count.accepted) >= least) return 1;
-  return keys.too_few == TooFew::skip ? 0 : static_cast<double>(count.accepted) / least;
+bool enough_accepted(const RolloutCorrectionKeys& keys, const Acceptance& count) {
+  return static_cast<double>(count.accepted) >= keys.min_accepted * static_cast<double>(count.judged);
 }
 
 }  // namespace pare

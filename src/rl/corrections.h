@@ -25,10 +25,9 @@
 namespace pare {
 
 enum class RolloutIs { none, paper, tis, icepop, released };
-enum class RatioLevel { token, sequence, geometric };
+enum class RatioLevel { token, geometric };
 enum class RolloutRs { none, token, sequence, geometric };
 enum class GroupStatistics { all, accepted };
-enum class TooFew { skip, scale };
 
 struct RolloutCorrectionKeys {
   double veto = 0;
@@ -42,7 +41,6 @@ struct RolloutCorrectionKeys {
   bool score_centering = false;
   GroupStatistics group_statistics = GroupStatistics::all;
   double min_accepted = 0;
-  TooFew too_few = TooFew::skip;
   bool acceptance = false;
   bool operator==(const RolloutCorrectionKeys&) const = default;
 };
@@ -61,7 +59,7 @@ std::vector<float> log_ratios(const Trajectory& sample);
 // of the ratios lies outside rollout_rs_threshold.
 bool accepts(const RolloutCorrectionKeys& keys, std::span<const float> log_ratio);
 
-// xi of each token: its own, the product over the response, or its geometric mean.
+// xi of each token: its own, or the geometric mean over the response.
 std::vector<double> raw_weights(RatioLevel level, std::span<const float> log_ratio);
 
 // F(xi) of each token; 0 where `rollout_rs` is token and xi of the token itself lies outside rollout_rs_threshold.  exp
@@ -89,7 +87,7 @@ struct Acceptance {
   int64_t judged = 0, accepted = 0;
 };
 Acceptance count_verdicts(std::span<const Trajectory> update);
-// The factor of the learning rate that min_accepted asks for; 0: skip the update.
-double update_scale(const RolloutCorrectionKeys& keys, const Acceptance& count);
+// False where min_accepted asks to skip the update.
+bool enough_accepted(const RolloutCorrectionKeys& keys, const Acceptance& count);
 
 }  // namespace pare

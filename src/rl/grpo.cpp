@@ -491,8 +491,7 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
     for (const std::span<Trajectory> batch : batches) {
       const std::span<const TokenPlan> plan = plans.subspan(batch.data() - samples_.data(), batch.size());
       Update u = make_update(keys_.actor, keys_.max_response_length, batch, plan);
-      const double scale = update_scale(c, count_verdicts(batch));
-      const bool learns = !u.groups.empty() && scale != 0, first = totals.updates == 0;
+      const bool learns = !u.groups.empty() && enough_accepted(c, count_verdicts(batch)), first = totals.updates == 0;
       TokenOuts out;
       if (learns) {
         const bool masks = c.off_policy_mask_threshold > 0, sequence_ratios = spec.policy == PolicyLoss::gspo;
@@ -520,8 +519,7 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
       }
       if (d.order == DistillOrder::before) learn_student(student);
       if (learns)
-        totals.add_norm(
-            engine_.learner.step(optimizer_options(keys_.actor, lr * scale, keys_.seed, keys_.skip_nonfinite)));
+        totals.add_norm(engine_.learner.step(optimizer_options(keys_.actor, lr, keys_.seed, keys_.skip_nonfinite)));
       if (d.order == DistillOrder::after) learn_student(student);
     }
   totals.report(metrics);

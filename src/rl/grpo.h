@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 
+#include "base/rng.h"
 #include "model/learner.h"
 #include "rl/actor_keys.h"
 #include "rl/algorithm_keys.h"

@@ -12,7 +12,6 @@ enum class LearnerAttention { dense, replay };
 struct LearnerKeys {
   LearnerAttention attention = LearnerAttention::dense;
   int64_t shards = 1;
-  Reduce reduce = Reduce::ordered;
   bool operator==(const LearnerKeys&) const = default;
 };
 

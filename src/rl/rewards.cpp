@@ -23,7 +23,7 @@ std::vector<double> length_rewards(const LengthRewardKeys& keys, std::span<const
     if (keys.reference == LengthReference::all || scores[i] > 0) sum += static_cast<double>(lengths[i]), count++;
   std::vector<double> rewards(scores.begin(), scores.end());
   for (size_t i = 0; i < scores.size(); i++) {
-    if (scores[i] <= 0 && keys.form == LengthForm::correct_only) continue;
+    if (scores[i] <= 0) continue;
     const double shorter = count > 0 ? sum / count - static_cast<double>(lengths[i]) : 0;
     rewards[i] = std::clamp(scores[i] / (1 + std::exp(-keys.alpha * shorter)), 0.5, 1.0);
   }

@@ -15,13 +15,11 @@ struct OverlongKeys {
   bool operator==(const OverlongKeys&) const = default;
 };
 enum class LengthReference { all, correct };
-enum class LengthForm { correct_only, printed };
 
 struct LengthRewardKeys {
   bool enable = false;
   double alpha = 0.01;
   LengthReference reference = LengthReference::all;
-  LengthForm form = LengthForm::correct_only;
   bool operator==(const LengthRewardKeys&) const = default;
 };
 struct RewardKeys {
@@ -36,8 +34,8 @@ struct RewardKeys {
 double overlong_penalty(int64_t length, int64_t max_response_length, const OverlongKeys& keys);
 
 // RPO's length-aware reward (eq. 11) of one group, r its scores: clip(r sigmoid(alpha (lref - length)), .5, 1), lref
-// the mean length of all members or of those with r > 0.  A score of 0 or less stays as it is; with LengthForm::printed
-// it is clipped like the others, which makes .5 of it, as of a right answer that is as long as the mean or longer.
+// the mean length of all members or of those with r > 0.  A score of 0 or less stays as it is, as in RPO's code; the
+// equation as printed makes .5 of it too.
 std::vector<double> length_rewards(const LengthRewardKeys& keys, std::span<const double> scores,
                                    std::span<const int64_t> lengths);
 

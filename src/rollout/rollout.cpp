@@ -337,7 +337,7 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
       },
       sampling.stop);
   stats_ = {.completions = scheduler.completions()};
-  if (compressor_) compressor_->reset(sampling.key), compressor_->trace = sampling.trace;
+  if (compressor_) compressor_->trace = sampling.trace;
   cache_.reset_peak();
   Seen seen;
   int64_t samples = 0;

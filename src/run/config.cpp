@@ -18,13 +18,35 @@ namespace {
 
 std::string last_part(const std::string& key) { return key.substr(key.rfind('.') + 1); }
 
-// Runs of before state it, and it was false unless someone said otherwise.
-bool retired(const TomlItem& item) {
-  return item.key == "rollout.allow_truncated_sampling" && !item.array && item.values[0].text == "false";
+// Resolved configurations of older programs state keys that have gone.  True for a value under which they did what this
+// program does.
+bool retired(const Config& config, const TomlItem& item) {
+  static const std::map<std::string, std::string> gone = {{"algorithm.rollout_correction.too_few", "skip"},
+                                                          {"learner.reduce", "ordered"},
+                                                          {"reward_model.length_reward.form", "correct_only"},
+                                                          {"rollout.allow_truncated_sampling", "false"},
+                                                          {"rollout.kv.blocks.schedule", ""},
+                                                          {"rollout.kv.h2o.normalise", "false"},
+                                                          {"rollout.kv.streaming_llm.rope", "absolute"}};
+  const std::string value = item.values.empty() ? "" : item.values[0].text;
+  const auto it = gone.find(item.key);
+  if (it != gone.end()) return value == it->second;
+  // Of methods whose names are refused.
+  if (item.key == "rollout.kv.evict.protect_first" || item.key == "rollout.kv.merge.cam_targets") return true;
+  return item.key == "data.val_max_statements" && (value == "0" || value == cat(config.data.max_statements));
+}
+
+// Nobody writes every key: this is the resolved configuration of a run.
+bool is_resolved(const std::vector<TomlItem>& items) { return items.size() >= config_keys().size(); }
+
+// Renames keys of an older program, which wrote this.
+void rename_old(std::vector<TomlItem>& items) {
+  for (TomlItem& item : items)
+    if (item.key == "learner.slots") item.key = "learner.shards";
 }
 
 void apply(Config& config, const TomlItem& item) {
-  if (retired(item)) return;
+  if (retired(config, item)) return;
   for (const ConfigKey& k : config_keys()) {
     if (k.name != item.key) continue;
     try {
@@ -57,8 +79,7 @@ void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std
     else
       reading.presets[item.key] = preset, reading.typed.erase(item.key);
   }
-  // Nobody writes every key: this is the resolved configuration of a run.
-  if (said.size() == config_keys().size()) reading.typed.clear();
+  if (is_resolved(layer)) reading.typed.clear();
   ModelKeys& model = reading.config.model;
   if (given.count("model.path") && !given.count("model.config")) model.config.clear();
   if (given.count("model.config") && !given.count("model.path")) model.path.clear();
@@ -111,6 +132,7 @@ void apply_configuration(Reading& reading, const std::string& name, int depth) {
       }
     }
   std::erase_if(items, [](const TomlItem& item) { return item.key == "base"; });
+  if (is_resolved(items)) rename_old(items);
   apply_layer(reading, items, preset ? name : "");
 }
 
@@ -136,7 +158,7 @@ void drop_what_does_not_hold(Reading& reading, bool alone, const std::string& la
 // A value as conditions spell it.
 std::string plain(const std::string& toml) { return toml.starts_with('"') ? toml.substr(1, toml.size() - 2) : toml; }
 
-std::string readable(const std::string& value) { return value.empty() || value == "[]" ? "empty" : value; }
+std::string readable(const std::string& value) { return value.empty() ? "empty" : value; }
 
 void note_keys_without_effect(const Reading& reading, std::vector<std::string>& notes) {
   const Config& c = reading.config;
@@ -167,10 +189,9 @@ void apply_toml(Config& config, const std::string& document, const std::string& 
 }
 
 void apply_recorded(Config& config, const std::string& document, const std::string& where) {
-  for (TomlItem& item : parse_toml(document, where)) {
-    if (item.key == "learner.slots") item.key = "learner.shards";
-    apply(config, item);
-  }
+  std::vector<TomlItem> items = parse_toml(document, where);
+  rename_old(items);
+  for (const TomlItem& item : items) apply(config, item);
 }
 
 Config read_config(const std::vector<std::string>& files_and_overrides, std::vector<std::string>* notes) {
@@ -211,7 +232,6 @@ Config read_config(const std::vector<std::string>& files_and_overrides, std::vec
   if (config.trainer.experiment_name.empty()) config.trainer.experiment_name = name;
   DataKeys& data = config.data;
   if (data.val_min_statements == 0) data.val_min_statements = data.min_statements;
-  if (data.val_max_statements == 0) data.val_max_statements = data.max_statements;
   OverlongKeys& overlong = config.reward_model.overlong_buffer;
   if (overlong.enable && overlong.len == 0) overlong.len = std::max<int64_t>(config.data.max_response_length / 5, 1);
   if (notes) note_keys_without_effect(reading, *notes);

@@ -55,7 +55,7 @@ struct DataKeys {
   std::string task = "ssa", variant = "default";
   std::vector<std::string> train_files, val_files;
   int64_t train_rows = 1024, train_seed = 4242, val_rows = 256, val_seed = 999;
-  int64_t min_statements = 6, max_statements = 8, val_min_statements = 0, val_max_statements = 0;
+  int64_t min_statements = 6, max_statements = 8, val_min_statements = 0;
   double noise = -1, noise_ramp = 0;
   std::string tokenizer, chat_template = "auto";
   ChatTemplateKeys apply_chat_template_kwargs;

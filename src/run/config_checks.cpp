@@ -22,9 +22,8 @@ void check_data(const Config& c) {
   if (c.model.lora.target_modules.empty()) fail("model.lora.target_modules is empty: no layer would have an adapter");
   if (d.min_statements > d.max_statements)
     fail("data.min_statements = ", d.min_statements, " is more than data.max_statements = ", d.max_statements);
-  if (d.val_min_statements > d.val_max_statements)
-    fail("data.val_min_statements = ", d.val_min_statements,
-         " is more than data.val_max_statements = ", d.val_max_statements);
+  if (d.val_min_statements > d.max_statements)
+    fail("data.val_min_statements = ", d.val_min_statements, " is more than data.max_statements = ", d.max_statements);
   if (d.task == "jsonl") {
     if (d.train_files.empty() && d.val_files.empty())
       fail("data.task = \"jsonl\" needs data.train_files, which is empty");
@@ -63,10 +62,6 @@ void check_rollout(const Config& c) {
     fail(
         "learner.attention = \"replay\" replays which tokens were kept, rollout.kv.merge.method also changes their "
         "keys and values; set rollout.kv.merge.method=none");
-  if (replay && r.kv.streaming_llm.rope == KvRope::cache_index)
-    fail(
-        "learner.attention = \"replay\" keeps the positions of tokens, rollout.kv.streaming_llm.rope = \"cache_index\" "
-        "renumbers them; set rollout.kv.streaming_llm.rope=absolute");
   if (r.n == 1)
     fail(
         "rollout.n = 1 gives groups of one, where algorithm.adv_estimator makes every advantage 0: nothing is learned");
@@ -278,9 +273,6 @@ void check_device(const TrainerKeys& where) {
 void check_config(const Config& config) {
   act_type(config);
   check_device(config.trainer);
-  if (config.learner.reduce != Reduce::ordered && config.trainer.exact)
-    fail("learner.reduce = ", config_key("learner.reduce").show(config),
-         " adds gradients in an order of its own: set trainer.exact=false");
   if (config.trainer.total_training_steps == 0 && config.trainer.total_epochs == 0)
     fail("neither trainer.total_training_steps nor trainer.total_epochs is given; set one of them");
   check_data(config);
@@ -387,10 +379,6 @@ std::vector<std::string> config_warnings(const Config& c) {
     lines.push_back(
         "reward_model.length_reward with algorithm.norm_adv_by_std_in_grpo: in a group of right answers one token more "
         "or less becomes a full advantage, whatever alpha is; turn the division off, or set algorithm.adv_std_floor");
-  if (length.enable && length.form == LengthForm::printed)
-    lines.push_back(
-        "reward_model.length_reward.form = printed gives a wrong answer .5, what a right one of mean length or more "
-        "gets: nothing but the length is rewarded, and the policy collapses to short answers");
   if (length.enable && c.algorithm.adv_filter_threshold > 0)
     lines.push_back(
         "reward_model.length_reward gives equally scored responses different rewards: "

@@ -88,12 +88,6 @@ Groups actor_keys() {
             "parts of an update, whose gradients are added in a fixed order, so that the number of ranks changes no "
             "bit; a multiple of the number of ranks",
             "pare")}},
-      {{is_not("learner.shards", "1")},
-       {KEY(
-           learner.reduce, any, "",
-           "order in which the gradients of ranks are added. ordered: shard by shard; reduce_scatter: the order of the "
-           "library; reduce_scatter_bf16: the same, rounded to bf16 on the way",
-           "pare")}},
   };
 }
 

@@ -23,10 +23,7 @@ Groups algorithm_keys() {
        {KEY(reward_model.length_reward.alpha, at_least(0), "1 / token", "steepness of the sigmoid",
             "RPO: 0.01; its code: 0.1, in words"),
         KEY(reward_model.length_reward.reference, any, "", "responses of the group whose mean length is the reference",
-            "RPO: all; its code: correct"),
-        KEY(reward_model.length_reward.form, any, "",
-            "scores of 0 or less. correct_only: unchanged; printed: clipped too, to .5",
-            "RPO's code: correct_only; RPO eq. 11: printed")}},
+            "RPO: all; its code: correct")}},
 
       {{},
        {KEY(algorithm.adv_estimator, any, "",
@@ -97,12 +94,12 @@ Groups correction_keys() {
             "responses that count in the mean and standard deviation of a group: all, or those not rejected",
             "Sparse-RL: all"),
         KEY(algorithm.rollout_correction.min_accepted, within(0, 1), "part of the judged responses",
-            "accepted part below which an update is skipped or scaled, since AdamW's steps do not shrink with the "
-            "gradient; 0: off",
+            "accepted part below which an update is skipped, since AdamW's steps do not shrink with the gradient; 0: "
+            "off",
             "pare")}},
       {{is_not("algorithm.rollout_correction.rollout_is", "none")},
        {KEY(algorithm.rollout_correction.rollout_is_level, any, "",
-            "level of xi: of the token, the product over the response, or its geometric mean", "verl: rollout_is"),
+            "level of xi: of the token, or the geometric mean over the response, which gspo needs", "verl: rollout_is"),
         KEY(algorithm.rollout_correction.rollout_is_threshold, above(0), "ratio",
             "largest weight of tis; the logged spread of xi clamps it to [1 / this, this] for every rollout_is",
             "verl: 2")}},
@@ -112,9 +109,6 @@ Groups correction_keys() {
       {{is_not("algorithm.rollout_correction.rollout_rs", "none")},
        {KEY(algorithm.rollout_correction.rollout_rs_threshold, at_least(0), "ratio",
             "smallest and largest xi of an accepted response, or of a token (verl's k1: the inverse)", "verl")}},
-      {{is_not("algorithm.rollout_correction.min_accepted", "0.0")},
-       {KEY(algorithm.rollout_correction.too_few, any, "",
-            "skips such an update, or scales its learning rate by accepted / min_accepted", "pare")}},
       {{is_not("rollout.kv.method", "dense"), is("learner.attention", {"dense"})},
        {KEY(algorithm.rollout_correction.acceptance, any, "",
             "logs the exact acceptance rate, the sum over the vocabulary of the smaller of the learner's and the "

@@ -77,21 +77,18 @@ Groups kv_keys() {
             "are "
             "protected",
             "Sparse-RL: 512"),
-        KEY(rollout.kv.evict.prompt, any, "",
-            "whether the prompt may be evicted: yes; no (protect); or all but its first protect_first tokens", "pare"),
+        KEY(rollout.kv.evict.prompt, any, "", "whether the prompt may be evicted (compress) or not (protect)", "pare"),
         KEY(rollout.kv.evict.trigger, any, "",
             "time of a compression: whenever the buffer is full, or once, at the end of the prompt",
             "R-KV; SnapKV: prefill_once"),
         KEY(rollout.kv.merge.method, any, "",
-            "destination of evicted tokens. none: dropped; cam: spread at random over the tokens after them; d2o, "
-            "lookm_pivot, value: merged into the kept token with the most similar key, in every layer",
-            "CaM; D2O; LOOK-M; kvpress")}},
+            "destination of evicted tokens. none: dropped; d2o, value: merged into the kept token with the most "
+            "similar "
+            "key, in every layer",
+            "D2O; kvpress")}},
       {{evicting, is("rollout.kv.evict.trigger", {"buffer_full"})},
        {KEY(rollout.kv.evict.buffer, at_least(0), "tokens",
             "tokens above the budget that trigger a compression; 0: every token does", "Sparse-RL, R-KV: 128")}},
-      {{evicting, is("rollout.kv.evict.prompt", {"protect_first"})},
-       {KEY(rollout.kv.evict.protect_first, at_least(0), "tokens",
-            "tokens at the start of the prompt that are never evicted", "pare")}},
       {{scoring},
        {KEY(rollout.kv.evict.scope, any, "", "heads that share a selection: none, or all of a layer",
             "R-KV; TOVA: per_layer")}},
@@ -110,14 +107,7 @@ Groups kv_keys() {
             "R-KV; SnapKV: include_window")}},
       {{method({"streaming_llm"})},
        {KEY(rollout.kv.streaming_llm.sinks, at_least(0), "tokens",
-            "oldest tokens, which are always kept (attention sinks)", "StreamingLLM: 4"),
-        KEY(rollout.kv.streaming_llm.rope, any, "",
-            "positions of the rotary embedding: those of the text, or those within the cache, which the learner cannot "
-            "replay",
-            "StreamingLLM: cache_index")}},
-      {{method({"h2o"})},
-       {KEY(rollout.kv.h2o.normalise, any, "",
-            "divides the attention that a token has received by the number of queries that could see it", "kvpress")}},
+            "oldest tokens, which are always kept (attention sinks)", "StreamingLLM: 4")}},
       {{method({"rkv"})},
        {KEY(rollout.kv.rkv.lambda, within(0, 1), "", "weight of attention against redundancy; 1: snapkv",
             "Sparse-RL: 0.1")}},
@@ -128,17 +118,13 @@ Groups kv_keys() {
        {KEY(rollout.kv.pyramidkv.beta, above(1), "",
             "ratio of the mean budget to that of the last layer, about; budgets fall linearly from layer to layer",
             "PyramidKV: 20")}},
-      {{evicting, is("rollout.kv.merge.method", {"d2o", "lookm_pivot"})},
+      {{evicting, is("rollout.kv.merge.method", {"d2o"})},
        {KEY(rollout.kv.merge.keys, any, "",
             "treatment of the keys of merged tokens: those of the kept token stay, or the unrotated keys are merged "
             "like "
             "the values (D2O: the rotated ones)",
-            "pare")}},
-      {{method({"h2o"}), is("rollout.kv.merge.method", {"cam"})},
-       {KEY(rollout.kv.merge.cam_targets, at_least(1), "tokens", "kept tokens over which an evicted one is spread",
-            "CaM")}},
-      {{evicting, is("rollout.kv.merge.method", {"d2o"})},
-       {KEY(rollout.kv.merge.d2o_ema, within(0, 1), "",
+            "pare"),
+        KEY(rollout.kv.merge.d2o_ema, within(0, 1), "",
             "weight of the old similarity threshold in its moving average over compressions", "D2O")}},
       {{block_sparse},
        {KEY(rollout.kv.blocks.size, at_least(4), "tokens", "size of a block, 4 or 16", "Quest: 16"),
@@ -148,10 +134,8 @@ Groups kv_keys() {
             "DistillSparse's code"),
         KEY(rollout.kv.blocks.dense_layers, at_least(0), "layers", "first layers, which attend to everything",
             "Quest, DistillSparse: 2"),
-        KEY(rollout.kv.blocks.schedule, any, "",
-            "FROM:BLOCKS pairs, the number of blocks selected from a context of FROM blocks on; replaces "
-            "rollout.kv.blocks.count",
-            "Sparrow (arXiv 2606.08446)")}},
+        KEY(rollout.kv.blocks.count, at_least(1), "blocks",
+            "blocks that a token attends to, the first and last ones included", "DistillSparse: 24, 32")}},
       {{block_sparse, is("learner.attention", {"dense"})},
        {KEY(rollout.kv.blocks.acceptance_target, within(0, 1), "fraction",
             "target of the 5 % quantile of the acceptance rate. The number of blocks is adapted to reach it, "
@@ -159,9 +143,6 @@ Groups kv_keys() {
             "Sparrow (arXiv 2606.08446): 0.86")}},
       {{block_sparse, is("learner.attention", {"dense"}), is_not("rollout.kv.blocks.acceptance_target", "0.0")},
        {KEY(rollout.kv.blocks.acceptance_steps, at_least(1), "steps", "interval of these adaptations", "pare")}},
-      {{block_sparse, is("rollout.kv.blocks.schedule", {"[]"})},
-       {KEY(rollout.kv.blocks.count, at_least(1), "blocks",
-            "blocks that a token attends to, the first and last ones included", "DistillSparse: 24, 32")}},
   };
 }
 

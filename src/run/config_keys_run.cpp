@@ -71,8 +71,6 @@ Groups data_keys() {
         KEY(data.max_statements, within(2, 23), "statements", "longest program", "pare"),
         KEY(data.val_min_statements, within(0, 23), "statements", "shortest program of validation; 0: as in training",
             "pare"),
-        KEY(data.val_max_statements, within(0, 23), "statements", "longest program of validation; 0: as in training",
-            "pare"),
         KEY(data.noise, within(-1, 1), "probability",
             "chance that the teacher replaces the result of a statement by a random digit; below 0: the variant's own",
             "pare"),

@@ -24,7 +24,7 @@ namespace {
 std::unique_ptr<Task> make_ssa(const DataKeys& d, bool val) {
   SsaConfig c = ssa_variant(d.variant);
   c.min_statements = static_cast<int>(val ? d.val_min_statements : d.min_statements);
-  c.max_statements = static_cast<int>(val ? d.val_max_statements : d.max_statements);
+  c.max_statements = static_cast<int>(d.max_statements);
   if (d.noise >= 0) c.noise = d.noise;
   return std::make_unique<SsaTask>(c, static_cast<uint64_t>(val ? d.val_seed : d.train_seed),
                                    val ? d.val_rows : d.train_rows);
@@ -405,7 +405,6 @@ LearnerOptions Session::learner_options() const {
           // What a sampler kept ties a group to its rank.
           .balance = config.trainer.balance_batch && config.learner.attention == LearnerAttention::dense &&
                      !keeps_sampler_states(config),
-          .reduce = config.learner.reduce,
           .truncation = truncation_of(config.rollout),
           .kept_ids = kept_ids(config),
           .hashes = config.exact.full};

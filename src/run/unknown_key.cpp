@@ -226,10 +226,10 @@ std::string last_part(const std::string& key) { return key.substr(key.rfind('.')
 
 // Flat spellings of keys below rollout.kv whose last part is another.
 const std::map<std::string, std::string> flat_kv_keys = {
-    {"window", "window.size"},          {"h2o_normalise", "h2o.normalise"}, {"rkv_lambda", "rkv.lambda"},
-    {"rkv_threshold", "rkv.threshold"}, {"pyramid_beta", "pyramidkv.beta"}, {"merge", "merge.method"},
-    {"merge_keys", "merge.keys"},       {"block", "blocks.size"},           {"blocks", "blocks.count"},
-    {"first_blocks", "blocks.first"},   {"last_blocks", "blocks.last"},     {"block_schedule", "blocks.schedule"},
+    {"window", "window.size"},          {"rkv_lambda", "rkv.lambda"}, {"rkv_threshold", "rkv.threshold"},
+    {"pyramid_beta", "pyramidkv.beta"}, {"merge", "merge.method"},    {"merge_keys", "merge.keys"},
+    {"block", "blocks.size"},           {"blocks", "blocks.count"},   {"first_blocks", "blocks.first"},
+    {"last_blocks", "blocks.last"},
 };
 
 std::string top(const std::string& key) { return key.substr(0, key.find('.')); }

@@ -47,7 +47,7 @@ def measure_run(o):
     steps, plan = steps_of(o.run), load(o.plan, {})
     later = steps[1:] or steps
     median = lambda metric: statistics.median(s[metric] for s in later)
-    run = {"name": o.name, "keys": o.keys, "steps": len(steps), "ranks": plan["ranks"],
+    run = {"name": o.name, "steps": len(steps), "ranks": plan["ranks"],
            "seconds": median("timing_s/step"), "rollout": median("timing_s/gen"), "update": median("timing_s/update_actor"),
            "wait": median("timing_s/gen_wait"), "sent": median("comm/bytes"), "host": median("comm/seconds"),
            "tokens": statistics.median(s["tokens/generated"] / s["timing_s/step"] for s in later),
@@ -94,18 +94,10 @@ def runs_table(runs, links):
     share = lambda r, seconds: f"{100 * seconds / r['seconds']:.2f} %"
     return grid(["run", "ranks", "steps", "step, s: planned / measured", "rollout", "update", "tokens/s", "wait for the slowest",
                  "MB sent by all: planned / measured", "sending: planned", "sending at the pace of links", "host waits"],
-                [[f"{r['name']} {r['keys']}".strip(), r["ranks"], r["steps"], ratio(r, "seconds"), ratio(r, "rollout"),
+                [[r["name"], r["ranks"], r["steps"], ratio(r, "seconds"), ratio(r, "rollout"),
                   ratio(r, "update"), f"{r['tokens']:.0f}", share(r, r["wait"]),
                   f"{r['planned']['sent'] / 1e6:.1f} / {r['sent'] / 1e6:.1f}", share(r, r["planned"]["between"]),
                   share(r, r["sent"] / r["ranks"] / pace) if pace else "-", share(r, r["host"])] for r in runs])
-
-
-def price(runs):
-    """Of the ordered sum: seconds of an update over those with the library's, in bf16."""
-    of = {r["keys"].split("learner.reduce=")[1]: r["update"] for r in runs if "learner.reduce=" in r["keys"]}
-    if len(of) < 2:
-        return None
-    return of["ordered"] / of["reduce_scatter_bf16"] - 1
 
 
 # Facts that stages note, in their order.
@@ -123,8 +115,6 @@ def table(s):
         by = lambda source: ", ".join(k for k, f in machine["figures"].items() if f["source"] == source) or "nothing"
         lines += ["", f"Planned for {machine['name']} at the lengths of the run; measured: {by('measured')}; published: "
                       f"{by('published')}; assumed: {by('assumed')}. Measured: the medians of all steps but the first."]
-    if s["price"] is not None:
-        lines += ["", f"Price of `learner.reduce=ordered` over `reduce_scatter_bf16`: {100 * s['price']:.2f} % of an update."]
     out = [f"{x['name']} ({x['result']})" for x in s["stages"] if x["result"] != "passed"]
     lines += ["", f"Left out: {'; '.join(out) or 'no stage'}; longer responses, trained weights, several nodes."]
     return "\n".join(lines) + "\n"
@@ -158,7 +148,7 @@ def summarise(o):
     summary = {"date": facts.get("date"), "command": facts.get("command"), "commit": facts.get("commit"),
                "device": facts.get("gpu", "an emulated GPU" if facts.get("on") == "emu" else "no GPU"), "driver": facts.get("driver"), "facts": facts,
                "machine": load(os.path.join(o.work, "machine.json"), {})["machine"], "stages": stages, "links": links,
-               "runs": runs, "price": price(runs), "next": what_next(stages, facts)}
+               "runs": runs, "next": what_next(stages, facts)}
     save(os.path.join(o.out, "summary.json"), summary)
     with open(os.path.join(o.out, "table.md"), "w") as f:
         f.write(table(summary) + "\nWhat next:\n\n" + "\n".join(summary["next"]) + "\n")
@@ -167,7 +157,7 @@ def summarise(o):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
-    for name, function, arguments in (("same", same, "a b"), ("saved", saved, "run"), ("fits", fits, "plan"), ("run", measure_run, "work name run plan keys"),
+    for name, function, arguments in (("same", same, "a b"), ("saved", saved, "run"), ("fits", fits, "plan"), ("run", measure_run, "work name run plan"),
                                       ("summary", summarise, "work out")):
         c = commands.add_parser(name)
         c.set_defaults(function=function)

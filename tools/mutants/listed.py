@@ -7,7 +7,6 @@ LISTED = {
         ("std::abs(complex_of(*difference)) < 1e-5", "std::abs(complex_of(*difference)) < 1e-2", "near misses are right"),
     ],
     "src/rl/grpo.cpp": [
-        ("lr * scale", "lr", "too few accepted: the rate is not scaled"),
         ("prompt % keys_.learner.shards", "groups % keys_.learner.shards", "shard by group, not by prompt"),
         ("for (const std::span<Trajectory> batch : batches) set_corrections(c, batch);", "set_corrections(c, samples_);",
          "corrections of the step, not of each batch"),
@@ -30,10 +29,7 @@ LISTED = {
         ("std::exp(std::clamp(log_ratio, -20.0, 20.0))", "std::exp(log_ratio)", "log-ratio not clamped"),
     ],
     "src/kv/compressor.cpp": [
-        ("run->tokens - 1", "run->tokens", "position of the event off by one"),
         ("run->tokens % policy_.window()", "(run->tokens + 1) % policy_.window()", "ring starts one query late"),
-        ("sequence_uid(d.run->uid, static_cast<uint64_t>(d.layer), 0, 0)", "sequence_uid(d.run->uid, 0, 0, 0)",
-         "the same coins in every layer"),
     ],
     "src/run/config_checks.cpp": [
         ("return c.trainer.exact && !sparser_than_learner(c);", "return !sparser_than_learner(c);", "exact without exact sums"),

@@ -4,9 +4,6 @@
 // another in a group first tell each other what they are about to do.  Where that does not fit, both report it and
 // leave all others, so that nobody waits for ever: NCCL would hang, or take what is not meant for it.
 //
-// Sums go around the ring as NCCL's do: the part of a root is begun by the rank behind it and ended by the root, each
-// sum rounded to the type.
-//
 // A device gets on while its host waits for other ranks, which here it does when the thread that made the communicator
 // asks for errors.  Other threads are told only what NCCL itself would report.  A rank that dies is no mistake of a
 // call: as with NCCL, work that it does not answer never ends, and an asynchronous error tells of it.
@@ -40,7 +37,6 @@
 #include <cstring>
 #include <thread>
 
-#include "base/half.h"
 #include "check.h"
 
 namespace cuemu {
@@ -48,14 +44,13 @@ namespace {
 
 using std::string;
 
-enum Kind : int32_t { kSend, kReceive, kReduce, kBroadcast };
-bool is_collective(Kind kind) { return kind == kReduce || kind == kBroadcast; }
+enum Kind : int32_t { kSend, kReceive, kBroadcast };
 
 // A call, as the other rank is told of it.
 struct Words {
   Kind kind;
   ncclDataType_t type;
-  int32_t root;  // of sums
+  int32_t root;  // of broadcasts
   uint64_t count;
   bool operator==(const Words&) const = default;
   string of() const {
@@ -228,37 +223,20 @@ struct Plan {
         return text;
       }
     }
-    for (const Kind kind : {kReduce, kBroadcast}) {
-      const string verb = kind == kReduce ? "adds " : "broadcasts ", by = kind == kReduce ? " for rank " : " of rank ";
-      const auto ours = of(own, kind), theirs = of(other, kind);
-      for (size_t i = 0; i < std::max(ours.size(), theirs.size()); i++) {
-        const auto call = [&](const std::vector<Words>& words) {
-          return verb + (i < words.size() ? words[i].of() + by + std::to_string(words[i].root) : "nothing more");
-        };
-        if (i >= ours.size() || i >= theirs.size() || !(ours[i] == theirs[i]))
-          return "it " + call(ours) + " where " + name + " " + call(theirs);
-      }
+    const auto ours = of(own, kBroadcast), theirs = of(other, kBroadcast);
+    for (size_t i = 0; i < std::max(ours.size(), theirs.size()); i++) {
+      const auto call = [&](const std::vector<Words>& words) {
+        return "broadcasts " +
+               (i < words.size() ? words[i].of() + " of rank " + std::to_string(words[i].root) : "nothing more");
+      };
+      if (i >= ours.size() || i >= theirs.size() || !(ours[i] == theirs[i]))
+        return "it " + call(ours) + " where " + name + " " + call(theirs);
     }
     return "";
   }
 };
 
 // ---- a group
-
-void add(char* sum, const char* term, const Call& c) {
-  for (uint64_t i = 0; i < c.count; i++)
-    if (c.type == ncclFloat32) {
-      float x, y;
-      std::memcpy(&x, sum + 4 * i, 4), std::memcpy(&y, term + 4 * i, 4);
-      x += y;
-      std::memcpy(sum + 4 * i, &x, 4);
-    } else {
-      uint16_t x, y;
-      std::memcpy(&x, sum + 2 * i, 2), std::memcpy(&y, term + 2 * i, 2);
-      x = pare::f32_to_bf16(pare::bf16_to_f32(x) + pare::bf16_to_f32(y));
-      std::memcpy(sum + 2 * i, &x, 2);
-    }
-}
 
 // The work of a device that never ends.  The host, which waits for it, is not told: a thread of NCCL finds the reason.
 [[noreturn]] void stand_still(ncclComm& comm, ncclResult_t reason, const string& why) {
@@ -290,7 +268,7 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
   for (int q = 0; q < comm.ranks; q++) {
     Plan p{.rank = q, .calls = {}, .own = {}, .other = {}};
     for (const Call& c : calls)
-      if (is_collective(c.kind) || c.peer == q) p.calls.push_back(c), p.own.push_back(c);
+      if (c.kind == kBroadcast || c.peer == q) p.calls.push_back(c), p.own.push_back(c);
     if (q != comm.rank && !p.calls.empty()) plans.push_back(std::move(p));
   }
   try {
@@ -314,12 +292,11 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
       if (const string fault = p.fault(); !fault.empty()) return fails(ncclInvalidUsage, fault);
 
     // Each call in turn: what is to be sent in one group may not be what is received in it.
-    const auto peer = [&](const Call& c) { return c.kind == kReduce ? c.root : c.peer; };
-    for (const Kind kind : {kSend, kReduce, kBroadcast}) {
+    for (const Kind kind : {kSend, kBroadcast}) {
       std::vector<std::vector<char>> out(static_cast<size_t>(comm.ranks)), in(out);
       for (const Call& c : calls) {
         const auto send = [&](std::vector<char>& to) { to.insert(to.end(), c.from, c.from + c.bytes()); };
-        if (c.kind == kind && kind != kBroadcast) send(out[static_cast<size_t>(peer(c))]);
+        if (c.kind == kind && kind == kSend) send(out[static_cast<size_t>(c.peer)]);
         for (size_t q = 0; q < out.size() && c.kind == kind && kind == kBroadcast && c.root == comm.rank; q++)
           send(out[q]);
         const auto expect = [&](int q) {
@@ -327,8 +304,6 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
         };
         if (kind == kSend && c.kind == kReceive) expect(c.peer);
         if (kind == kBroadcast && c.kind == kBroadcast) expect(c.root);
-        if (kind == kReduce && c.kind == kReduce && c.root == comm.rank)
-          for (int q = 0; q < comm.ranks; q++) expect(q);
       }
       for (int q = 0; q < comm.ranks; q++) {
         auto &to = out[static_cast<size_t>(q)], &from = in[static_cast<size_t>(q)];
@@ -347,13 +322,6 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
       for (const Call& c : calls) {
         if (kind == kSend && c.kind == kReceive) {
           std::memcpy(c.to, next(c.peer, c), c.bytes());
-        } else if (kind == kReduce && c.kind == kReduce && c.root == comm.rank) {
-          std::vector<char> sum;
-          for (int k = 1; k <= comm.ranks; k++) {
-            const char* const term = next((comm.rank + k) % comm.ranks, c);
-            k == 1 ? void(sum.assign(term, term + c.bytes())) : add(sum.data(), term, c);
-          }
-          std::memcpy(c.to, sum.data(), sum.size());
         } else if (kind == kBroadcast && c.kind == kBroadcast) {
           std::memcpy(c.to, next(c.root, c), c.bytes());
         } else {
@@ -392,7 +360,7 @@ ncclResult_t meet(ncclComm& comm, const std::vector<Call>& calls) {
   std::vector<int> peers;
   bool all = false;
   size_t bytes = 0;
-  for (const Call& c : calls) all = all || is_collective(c.kind);
+  for (const Call& c : calls) all = all || c.kind == kBroadcast;
   for (int q = 0; q < comm.ranks; q++) {
     const bool named = std::any_of(calls.begin(), calls.end(), [&](const Call& c) { return c.peer == q; });
     if (q == comm.rank || comm.met[static_cast<size_t>(q)] || !(all || named)) continue;
@@ -429,8 +397,8 @@ ncclResult_t queue_group(const Group& g) {
 }
 
 ncclResult_t add_call(ncclComm_t comm, cudaStream_t stream, const Call& c) {
-  const string name = std::array{"ncclSend", "ncclRecv", "ncclReduce", "ncclBroadcast"}[c.kind];
-  const int peer = is_collective(c.kind) ? c.root : c.peer;
+  const string name = std::array{"ncclSend", "ncclRecv", "ncclBroadcast"}[c.kind];
+  const int peer = c.kind == kBroadcast ? c.root : c.peer;
   if (!comm) return refuse(ncclInvalidArgument, name + ": no communicator");
   if (peer < 0 || peer >= comm->ranks)
     return refuse(ncclInvalidArgument, name + ": there is no rank " + std::to_string(peer));
@@ -443,8 +411,7 @@ ncclResult_t add_call(ncclComm_t comm, cudaStream_t stream, const Call& c) {
     return refuse(ncclInvalidUsage, name + ": the device is " + std::to_string(device) + ", the communicator's is " +
                                         std::to_string(comm->device));
   const bool is_root = c.root == comm->rank;
-  const bool reads = c.kind == kBroadcast ? is_root : c.kind != kReceive,
-             writes = c.kind == kReduce ? is_root : c.kind != kSend;
+  const bool reads = c.kind == kBroadcast ? is_root : c.kind != kReceive, writes = c.kind != kSend;
   if ((reads && !in_device_memory(c.from, c.bytes())) || (writes && !in_device_memory(c.to, c.bytes())))
     return refuse(ncclInvalidArgument, name + " of " + c.of() + ": memory that is not the device's");
   const auto is_odd = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 != 0; };
@@ -629,11 +596,6 @@ ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int t
 ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int from, ncclComm_t comm, cudaStream_t stream) {
   return cuemu::add_call(comm, stream, {{cuemu::kReceive, type, 0, count}, from, nullptr, static_cast<char*>(to)});
 }
-ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t, int root,
-                        ncclComm_t comm, cudaStream_t stream) {
-  return cuemu::add_call(
-      comm, stream, {{cuemu::kReduce, type, root, count}, -1, static_cast<const char*>(from), static_cast<char*>(to)});
-}
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream) {
   return cuemu::add_call(
@@ -659,7 +621,6 @@ void* cuemu_nccl_symbol(const char* name) {
   X(ncclSend)
   X(ncclRecv)
   X(ncclBroadcast)
-  X(ncclReduce)
 #undef X
   return nullptr;
 }

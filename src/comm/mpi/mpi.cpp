@@ -122,14 +122,12 @@ class Mpi final : public Comm {
     check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
     MPI_Comm_rank(node, &node_rank_), MPI_Comm_size(node, &node_ranks_);
     MPI_Comm_free(&node);
-    check(MPI_Op_create(add_bf16, 1, &sum_bf16_), "MPI_Op_create");
     hosts_ = gather(host());
     hosts_known_ = true;
   }
   ~Mpi() override {
     meet_at_end(*this);
     watcher_ = {};
-    MPI_Op_free(&sum_bf16_);
     const FrozenGuard guard("MPI_Finalize");
     MPI_Finalize();
   }
@@ -176,20 +174,6 @@ class Mpi final : public Comm {
     waited += seconds_since(start);
   }
 
-  void reduce(const Piece& x, void* y, DType type, int root) override {
-    const bool f32 = type == DType::f32;
-    size_t at = 0;
-    std::vector<char> own;  // not MPI_IN_PLACE: of a long message MPICH 4.0 crashes in it, but on rank 0
-    each_message(x, [&](char* data, int bytes) {
-      const auto count = bytes / static_cast<int>(dtype_size(type));
-      if (x.data == y) own.assign(data, data + bytes);
-      check(MPI_Reduce(x.data == y ? own.data() : data, y ? static_cast<char*>(y) + at : nullptr, count,
-                       f32 ? MPI_FLOAT : MPI_UINT16_T, f32 ? MPI_SUM : sum_bf16_, root, MPI_COMM_WORLD),
-            "MPI_Reduce");
-      at += static_cast<size_t>(bytes);
-    });
-  }
-
   [[noreturn]] void abort(int code) override {
 #ifndef MPICH_VERSION  // whose mpirun then exits with 0 in about half of the cases
     if (code == static_cast<int>(Exit::interrupted)) {
@@ -210,8 +194,6 @@ class Mpi final : public Comm {
     MPI_Error_string(code, text, &n);
     throw Error(Exit::failed, cat(call, ": ", std::string(text, static_cast<size_t>(n))));
   }
-
-  static void add_bf16(void* x, void* y, int* n, MPI_Datatype*) { add_to(y, x, static_cast<size_t>(*n), DType::bf16); }
 
   template <class F>
   static void each_message(const Piece& p, F f) {
@@ -306,7 +288,6 @@ class Mpi final : public Comm {
   }
 
   int rank_ = 0, ranks_ = 1, node_rank_ = 0, node_ranks_ = 1;
-  MPI_Op sum_bf16_ = MPI_OP_NULL;
   std::vector<std::string> hosts_;  // read by the watcher once it is known
   std::atomic<bool> hosts_known_ = false, waits_ = false;
   std::jthread watcher_;

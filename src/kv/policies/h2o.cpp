@@ -10,7 +10,7 @@ namespace {
 
 class H2o : public KvPolicy {
  public:
-  explicit H2o(const PolicyArgs& a) : spec_(a.spec), cache_(a.cache), residency_(a.spec, a.config.layers) {}
+  explicit H2o(const PolicyArgs& a) : cache_(a.cache), residency_(a.spec, a.config.layers) {}
 
   void begin(const std::vector<PagedRun>& runs, Inputs& inputs) override {
     std::vector<int32_t> first;
@@ -22,16 +22,12 @@ class H2o : public KvPolicy {
   void score(const KvEvents& e, const Tensor& score, Arena&) override {
     cache_.device().kv_mass_scores({.score = score,
                                     .mass_pages = cache_.fields.mass,
-                                    .pos_pages = cache_.fields.pos,
                                     .src_pages = e.src_pages,
                                     .events = e.events,
-                                    .position = e.positions,
-                                    .work = e.work,
-                                    .normalise = spec_.h2o.normalise});
+                                    .work = e.work});
   }
 
  private:
-  const KvSpec& spec_;
   KvCache& cache_;
   const KvResidency residency_;
   Tensor first_;  // i32 [runs]: protected slots
