@@ -62,7 +62,7 @@ __device__ __forceinline__ float aggregate(const float* x, int step, int count, 
   return how == GqaAgg::max_logit ? v : v / static_cast<float>(count);
 }
 
-// score[first, end) by its pooled self; x: room for kThreads + 2 * (kernel / 2) floats.
+// score[first, end) by its pooled self, after a barrier; room: for kThreads + 2 * (kernel / 2) floats.
 __device__ void pool_slots(float* score, float* room, int first, int end, Pool pool, int kernel) {
   const int side = kernel / 2, i = threadIdx.x;
   const float outside = pool == Pool::max ? -INFINITY : 0.f;
@@ -151,9 +151,7 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) window_scores(const Win
           sums[row][lane] = lanes_sum(sums[row][lane]);
     }
   }
-  if (a.kernel == 1) return;
-  __syncthreads();
-  pool_slots(score, t.z, e.first, candidates, a.pool, a.kernel);
+  if (a.kernel > 1) pool_slots(score, t.z, e.first, candidates, a.pool, a.kernel);
 }
 
 // blockIdx.y is a run of slots.
@@ -302,25 +300,25 @@ __global__ void __launch_bounds__(ColumnsOfS<kD>::kBlock, ColumnsOfS<kD>::kBlock
     fetch((stage + S::kStages - 1) % S::kStages, row + (S::kStages - 1) * kPiece);
     if (first_own >= e.slots) continue;
 #pragma unroll 1
-    for (int part = 0; part < kPiece; part += kPart) {
+    for (int at = 0; at < kPiece; at += kPart) {
       Accumulator<kPart> s[kTiles] = {};
 #pragma unroll
       for (int k = 0; k < kD / 16; k++)
 #pragma unroll
         for (int c = 0; c < kPart; c += 16) {
           uint32_t b[4];
-          load_b<Major::mn>(b, [&](int i, int d) { return S::keys(stage).at(16 * k + d, part + c + i); });
+          load_b<Major::mn>(b, [&](int i, int d) { return S::keys(stage).at(16 * k + d, at + c + i); });
 #pragma unroll
           for (int t = 0; t < kTiles; t++) s[t].add_product(c, keys[t][k], b);
         }
-      const int begin = row + part, end = begin + kPart;
+      const int begin = row + at, end = begin + kPart;
       const bool whole = begin > e.first && end <= e.slots && (end <= first_own || begin >= first_own + S::kWarpOwn);
       const auto add_up = [&](auto edge) {
         constexpr bool masked = decltype(edge)::value;  // rows that are none, or the own ones, are among them
 #pragma unroll
         for (int t = 0; t < kTiles; t++)
           s[t].for_pairs([&](LaneRow i, int c, float2 dot) {
-            const float2 norm = *reinterpret_cast<const float2*>(S::norms(stage) + part + c);
+            const float2 norm = *reinterpret_cast<const float2*>(S::norms(stage) + at + c);
             float two[2] = {dot.x * (inverse[t][i] * norm.x), dot.y * (inverse[t][i] * norm.y)};
 #pragma unroll
             for (int j = 0; j < 2; j++) {
@@ -350,7 +348,8 @@ __global__ void __launch_bounds__(ColumnsOfS<kD>::kBlock, ColumnsOfS<kD>::kBlock
 }
 
 // r of each slot: the sum of its column, less the rows to which it is the last similar one, ascending.  Few slots are
-// that of any row; a warp looks for the rows of one.  r is not needed before, so it holds marks at first.
+// that of any row; a warp looks for the rows of one.  r is not needed before, so it holds marks at first.  A thread has
+// the slots that it has in weigh_redundancy.
 __device__ __forceinline__ void column_means(const RedundancyArgs& a, const KvEvent& e, float* r) {
   const float *sums = a.values(0), *last = a.values(1), *similar = a.values(2);
   int* const marks = reinterpret_cast<int*>(r);
@@ -377,7 +376,6 @@ __device__ __forceinline__ void column_means(const RedundancyArgs& a, const KvEv
     }
     if (slot < e.slots) r[slot] = sum / static_cast<float>(e.slots - e.first);
   }
-  __syncthreads();
 }
 
 // score = lambda * score - (1 - lambda) * softmax(r)
