@@ -8,8 +8,16 @@
 // give the least score that is chosen and how many slots with that very score are, then one ascending walk writes the
 // slots in order.  So it reads the scores five times (from L2 after the first), keeps none of them, and takes linear
 // time for any number of slots, where a sort in shared memory would limit it.  Counts are whole numbers, so the order
-// in which threads add to them is of no effect.  Limited by latency. kv_compact: moves bits, so there is no rounding.
-// Bytes: K and V of the slots that change their place, read and written once; limited by memory bandwidth.
+// in which threads add to them is of no effect.  Limited by latency.
+//
+// kv_compact: moves bits, so there is no rounding.  Slots of K lie apart, a channel a line, so pages pass through
+// shared memory as they are, and their kept slots leave it:
+//
+//   src   |a b c d e f g h ...|i j k ...    16-byte copies of whole pages that hold a moving slot
+//   dst   |a c d f g h i k ...              2-byte stores of neighbouring slots: a warp fills sectors of 32 bytes
+//
+// V is moved from place to place in words of 16 bytes.  Bytes: K of the pages and V of the slots that change their
+// place, read and written once; limited by memory bandwidth.
 #include "events.cuh"
 
 namespace pare::PARE_CUDA {
@@ -153,7 +161,55 @@ __device__ __forceinline__ void move_slots(const KvEvent& e, const int32_t* keep
   }
 }
 
-// blockIdx.y: kUnits channels of K each; then kUnits units of V each, packs of 16 bytes or elements; then what lies
+// Of a head's keys the channels from `channel` on, `channels` of them: those of 128 slots at a time, ascending, as
+// whole pages into shared memory, and from there to their places.  What a round reads is past all that earlier rounds
+// wrote, as in move_slots.
+template <class T>
+struct MovedKeys {
+  static constexpr int kChannels = 128 / static_cast<int>(sizeof(T));
+  static constexpr int kSlots = 128, kPages = kSlots / kPageSlots, kGroups = kThreads / kSlots;
+  alignas(16) T line[kPages][(kChannels + 1) * kPageSlots];  // the lines of neighbouring pages begin in other banks
+  int here[kWarps];                                          // kept slots of a round
+  unsigned pages[kWarps];                                    // that hold a slot which moves
+
+  __device__ __forceinline__ void move(T* k, int head_dim, int channel, const KvEvent& e, const int32_t* keep,
+                                       const HeadPages& src, const HeadPages& dst) {
+    const int channels = min(kChannels, head_dim - channel), own = threadIdx.x % kSlots, warp = threadIdx.x / 32;
+    const auto at = [&](int64_t head) { return k + (head * head_dim + channel) * kPageSlots; };
+    for (int begin = e.first / kPageSlots * kPageSlots, next = 0; next < e.keep; begin += kSlots) {
+      const int to = e.first + next + own, from = next + own < e.keep ? keep[next + own] : e.slots;
+      const bool is_here = from < min(begin + kSlots, e.slots);
+      const bool moves = is_here && (from != to || src.head(from) != dst.head(to));
+      const int page = (from - begin) / kPageSlots;
+      unsigned mask = 0;
+      for (int p = 0; p < kPages; p++)
+        if (__any_sync(kAllLanes, moves && page == p)) mask |= 1u << p;
+      const int count = __popc(__ballot_sync(kAllLanes, is_here));
+      if (threadIdx.x % 32 == 0) here[warp] = count, pages[warp] = mask;
+      __syncthreads();  // the round before has been stored, too
+      mask = 0;
+      for (int w = 0; w < kSlots / 32; w++) next += here[w], mask |= pages[w];
+      constexpr int kPacks = kPageSlots / kPack<T>;  // of a line
+      for (int i = threadIdx.x; i < kPages * kChannels * kPacks; i += kThreads) {
+        const int p = i / (kChannels * kPacks), d = i / kPacks % kChannels, slot = i % kPacks * kPack<T>;
+        const int first = begin + p * kPageSlots, count = min(kPack<T>, e.slots - first - slot);
+        if (mask >> p & 1 && d < channels && count > 0)
+          cp_async_16(line[p] + d * kPageSlots + slot, at(src.head(first)) + d * kPageSlots + slot,
+                      count * static_cast<int>(sizeof(T)));
+      }
+      cp_async_commit();
+      cp_async_wait<0>();
+      __syncthreads();
+      if (!moves) continue;
+      const T* const x = line[page] + from % kPageSlots;
+      T* const y = at(dst.head(to)) + to % kPageSlots;
+#pragma unroll 8
+      for (int d = threadIdx.x / kSlots; d < channels; d += kGroups) y[d * kPageSlots] = x[d * kPageSlots];
+    }
+  }
+};
+
+// blockIdx.y: channels of K; then kUnits units of V each, packs of 16 bytes or elements; then what lies
 // beside them.
 template <class T, class Unit>
 __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
@@ -162,14 +218,12 @@ __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
   const HeadPages dst{a.dst + a.events.event() * a.dst_stride, src.kv_heads, src.h};
   const int32_t* const keep = a.keep + int64_t{blockIdx.x} * a.max_keep;
   constexpr int kSize = sizeof(Unit) / sizeof(T);
-  const int of_k = ceil_div(a.head_dim, kUnits), units = a.head_dim / kSize, of_v = ceil_div(units, kUnits);
+  __shared__ MovedKeys<T> keys;
+  const int of_k = ceil_div(a.head_dim, keys.kChannels), units = a.head_dim / kSize, of_v = ceil_div(units, kUnits);
   const int part = blockIdx.y, low = threadIdx.x % kUnits, high = threadIdx.x / kUnits;
   // Neighbouring threads: neighbouring slots of K and beside it, units of V.
   if (part < of_k) {
-    const int d = part * kUnits + high;
-    move_slots<T>(e, keep, src, dst, low, [&](int64_t head, int place) {
-      return d < a.head_dim ? a.k + (head * a.head_dim + d) * kPageSlots + place : nullptr;
-    });
+    keys.move(a.k, a.head_dim, part * keys.kChannels, e, keep, src, dst);
   } else if (part < of_k + of_v) {
     const int unit = (part - of_k) * kUnits + low;
     move_slots<Unit>(e, keep, src, dst, high, [&](int64_t head, int place) {
@@ -214,10 +268,11 @@ void kv_compact(const KvCompact& a, Stream stream) {
                               .dst_stride = a.dst_pages.stride[0],
                               .max_keep = a.keep.shape[2],
                               .head_dim = static_cast<int>(head_dim)};
+    expect(aligned16(a.k_pages, {}), op, ": pages must be 16-byte aligned");
     const bool vector = aligned16(a.v_pages, {head_dim});
     const unsigned heads = blocks(op, int64_t{events.count} * kv_heads, 1);
     const unsigned parts =
-        blocks(op, head_dim, kUnits) + blocks(op, vector ? head_dim / kPack<T> : head_dim, kUnits) + 1;
+        blocks(op, head_dim, MovedKeys<T>::kChannels) + blocks(op, vector ? head_dim / kPack<T> : head_dim, kUnits) + 1;
     launch(op, vector ? compact<T, Pack<T>> : compact<T, T>, {.grid = dim3(heads, parts), .block = kThreads}, stream,
            args);
   });

@@ -22,14 +22,17 @@ struct HeadPages {
   }
 };
 
-// blockIdx.x counts pairs (event, head), heads fastest.
+// blockIdx.x counts pairs (event, head), heads fastest; within a pair its tiles, if there are several: so the blocks
+// that run at the same time share their keys in L2.
 struct Events {
   const KvEvent* list;
   const int32_t* pages;  // src or dst; null where an op has none
   int64_t page_stride;
-  int count, kv_heads;
-  __device__ __forceinline__ int event() const { return static_cast<int>(blockIdx.x) / kv_heads; }
-  __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.x) % kv_heads; }
+  int count, kv_heads, tiles = 1;
+  __device__ __forceinline__ int pair() const { return static_cast<int>(blockIdx.x) / tiles; }
+  __device__ __forceinline__ int tile() const { return static_cast<int>(blockIdx.x) % tiles; }
+  __device__ __forceinline__ int event() const { return pair() / kv_heads; }
+  __device__ __forceinline__ int head() const { return pair() % kv_heads; }
   __device__ __forceinline__ KvEvent get() const { return list[event()]; }
   __device__ __forceinline__ HeadPages head_pages() const { return {pages + event() * page_stride, kv_heads, head()}; }
 };
@@ -54,6 +57,7 @@ __device__ __forceinline__ float lanes_max(float v) {
 // apart, so that many loads can be under way.
 template <class T, int kStep, bool kUnit = false>
 struct Vector {
+  static constexpr bool kLine = kStep == 1;
   const T* x;
   float norm;
   __device__ __forceinline__ const T* at(int d) const { return x + int64_t{d} * kStep; }
@@ -70,6 +74,19 @@ using UnitKey = Vector<T, kPageSlots, true>;
 template <class T>
 __device__ __forceinline__ const T* key_at(const T* k_pages, const HeadPages& pages, int slot, int head_dim) {
   return k_pages + pages.head(slot) * head_dim * kPageSlots + slot % kPageSlots;
+}
+
+// put(i, d, vector(i)) for kRows vectors and d < depth: neighbouring threads have neighbours in memory.
+template <int kRows, class Get, class Put>
+__device__ __forceinline__ void for_elements(int depth, Get vector, Put put) {
+  constexpr bool kLine = decltype(vector(0))::kLine;
+  constexpr int kDown = kLine ? kWarps : kRows, kDeep = kThreads / kDown;  // threads
+  const int down = kLine ? threadIdx.x / kDeep : threadIdx.x % kDown;
+  for (int i = down; i < kRows; i += kDown) {
+    const auto x = vector(i);
+#pragma unroll 4
+    for (int d = kLine ? threadIdx.x % kDeep : threadIdx.x / kDown; d < depth; d += kDeep) put(i, d, x);
+  }
 }
 
 // z[i][j] = (row i . column j) * scale.  Rows stay in shared memory, columns pass through it kDepth elements at a time.
@@ -94,13 +111,13 @@ struct DotTile {
     columns = rows + head_dim * kRowStep, z = columns + kDepth * kColumns;
   }
 
+  __device__ float* end() const { return z + kRows * kColumnStep; }
+
   // vector(i): a Vector.  (multiply ends with a barrier: the rows before have been read.)
   template <class Get>
   __device__ __forceinline__ void load_rows(Get vector) const {
-    const int i = threadIdx.x % kRows;
-    const auto x = vector(i);
-#pragma unroll 4
-    for (int d = threadIdx.x / kRows; d < head_dim; d += kThreads / kRows) rows[d * kRowStep + i] = x.value(x.load(d));
+    for_elements<kRows>(head_dim, vector,
+                        [&](int i, int d, const auto& x) { rows[d * kRowStep + i] = x.value(x.load(d)); });
   }
 
   // The first n_rows x n_columns products, and more.  vector(j): a Vector, for j < n_columns.  kTogether: those of
@@ -179,13 +196,13 @@ struct DotTile<bf16, kRows, kColumns> {
     columns = rows + depth * kRowStep, z = reinterpret_cast<float*>(columns + kDepth * kLineStep);
   }
 
+  __device__ float* end() const { return z + kRows * kColumnStep; }
+
   template <class Get>
   __device__ __forceinline__ void load_rows(Get vector) const {
-    const int i = threadIdx.x % kRows;
-    const auto x = vector(i);
-#pragma unroll 4
-    for (int d = threadIdx.x / kRows; d < depth; d += kThreads / kRows)
+    for_elements<kRows>(depth, vector, [&](int i, int d, const auto& x) {
       rows[d * kRowStep + i] = d < head_dim ? x.load(d) : bf16{};
+    });
   }
 
   template <bool kTogether = true, class Get>
@@ -242,8 +259,9 @@ struct DotTile<bf16, kRows, kColumns> {
     __syncthreads();
   }
 };
+constexpr int kTileRows = 64, kTileSlots = 128;
 template <class T>
-using KeyTile = DotTile<T, 64, 128>;  // keys with keys
+using KeyTile = DotTile<T, kTileRows, kTileSlots>;  // keys or a window of queries with keys
 template <class T>
 using QueryTile = DotTile<T, 16, 256>;           // queries with keys, a slot a thread
 constexpr int kQueries = 16, kSlots = kThreads;  // rows and columns of it
@@ -257,19 +275,51 @@ inline int group_of(const char* op, int64_t heads, int64_t kv_heads) {
 // Thread blocks of a multiprocessor that registers must suffice for; for more of them ptxas would spill.
 constexpr int kTileBlocks = 2;
 
+constexpr int kNormThreads = 64;
+template <class T>
+constexpr int kNormSlots = sizeof(T) == 2 ? 8 : 1;  // neighbours, of which a thread has the norms
+
 // norms[x][slot] = sqrt(k . k) + 1e-8, in bf16 1 / that, of slots [first, slots) and those before them in their page; x
 // counts (event, head), and `step` is a row of it.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kNormThreads)
     key_norms(Events events, const T* __restrict__ k_pages, int head_dim, float* __restrict__ norms, int64_t step) {
+  constexpr int kSlots = kNormSlots<T>;
   const KvEvent e = events.get();
-  const int slot = blockIdx.y * kThreads + threadIdx.x;
-  if (slot < e.first / kPageSlots * kPageSlots || slot >= e.slots) return;
+  const int slot = e.first / kPageSlots * kPageSlots + (blockIdx.y * kNormThreads + threadIdx.x) * kSlots;
+  if (slot >= e.slots) return;
+  const int count = min(kSlots, e.slots - slot);
   const T* k = key_at(k_pages, events.head_pages(), slot, head_dim);
-  float sum = 0;
-  for (int d = 0; d < head_dim; d++) sum = fmaf(to_float(k[d * kPageSlots]), to_float(k[d * kPageSlots]), sum);
-  const float norm = sqrtf(sum) + 1e-8f;
-  norms[blockIdx.x * step + slot] = sizeof(T) == 2 ? 1.f / norm : norm;
+  float sum[kSlots] = {};
+  const auto add = [&](auto load) {
+#pragma unroll 8
+    for (int d = 0; d < head_dim; d++) {
+      const auto x = load(k + d * kPageSlots);
+#pragma unroll
+      for (int i = 0; i < kSlots; i++) sum[i] = fmaf(to_float(x.v[i]), to_float(x.v[i]), sum[i]);
+    }
+  };
+  if (kSlots == kPack<T> && count == kSlots)
+    add([](const T* p) { return load_pack<true>(p, kSlots); });
+  else
+    add([&](const T* p) { return load_pack<false>(p, count); });
+#pragma unroll
+  for (int i = 0; i < kSlots; i++) {
+    const float norm = sqrtf(sum[i]) + 1e-8f;
+    if (i < count) norms[blockIdx.x * step + slot + i] = sizeof(T) == 2 ? 1.f / norm : norm;
+  }
+}
+
+// Norms of events of up to `row` slots.
+template <class T>
+void launch_key_norms(const char* op, const Events& events, const Tensor& k_pages, float* norms, int64_t step,
+                      int64_t row, Stream stream) {
+  expect(sizeof(T) == 4 || aligned16(k_pages, {}), op, ": pages must be 16-byte aligned");
+  launch(op, key_norms<T>,
+         {.grid = dim3(blocks(op, int64_t{events.count} * events.kv_heads, 1),
+                       blocks(op, row, kNormThreads * kNormSlots<T>)),
+          .block = kNormThreads},
+         stream, events, k_pages.as<T>(), static_cast<int>(k_pages.shape[2]), norms, step);
 }
 
 }  // namespace pare::PARE_CUDA

@@ -5,61 +5,39 @@
 // nothing else.
 // Order: ops/events.h.  f32 has the bits of the `cpu` table; in bf16 products are on tensor cores, all else in f32.
 //
-// Queries (kv_window_scores): a thread block has a key head of an event, 16 query rows at a time, a tile of 256 slots
-// at a time.  Three passes over the keys give the maximum, the sum of exponentials and the probabilities of a row; the
-// products are computed anew in each, so no logits are stored, however many slots there are.  Sums over queries are
-// continued in `score`, each slot by one thread.
+// Queries (kv_window_scores).  A thread block has a key head of an event, and as many queries at once as fit, with all
+// their heads; tiles of 64 x 128 products (KeyTile) become logits of a query:
 //
-// Bytes: K three times for every 16 rows, from L2 but for the first; limited by latency, the loads of a tile and the
-// work on its logits following one another.
+//        slots 128, a tile ->                  one row a query, all slots of the event
+//   q0 h0 |. . . . . . . .|     max or mean
+//   q0 h1 |. . . . . . . .|     of the heads   q0 |. . . . . . . .|. . . . . . . .|. . .|  maximum, sum, p:
+//   q1 h0 |. . . . . . . .|  ----------------> q1 |. . . . . . . .|. . . . . . . .|. . .|  16 threads a row,
+//   q1 h1 |. . . . . . . .|                                                               a lane of its sum each
 //
-// Keys (kv_redundancy): a thread block owns 64 columns of S and walks all rows, 64 x 128 products at a time; S is never
-// stored.  2 * K * D * slots^2 operations; K once for each 64 columns, from L2.  Limited by the instructions of the
-// sums over S in bf16, of the products in f32.
+// They stay in shared memory where a round of queries fits, and a round reads K once.  Where it does not, three passes
+// compute the products anew, however many slots there are.  Sums over queries are continued in `score`, each slot by
+// one thread.  Bytes: K, in each round or pass; limited by them and by the latency of a block's first loads.
+//
+// Keys (kv_redundancy).  S is never stored.  In bf16 a warp owns 32 columns of S (16 with more than 128 channels), a
+// block 128, and the keys of all rows pass by, 64 slots at a time:
+//
+//   own 32 keys    x    |k(i) 64 slots|  the ring, a channel a line
+//   in registers         0011223300112233 ...   the lane of four that has row i, which is its chain
+//   c(j) |. . . .|  -->  sum += S, last = i and similar = S where S > threshold: all in registers
+//
+// 2 * K * D * slots^2 operations; K twice (norms, products) and once for each 128 columns, from L2.  Limited by the
+// tensor cores (mma.sync) and by the six instructions on an element of S, about alike; in f32 by the products.
+#include <algorithm>
+
 #include "events.cuh"
 
 namespace pare::PARE_CUDA {
 
 namespace {
 
-// Softmax probabilities of up to 16 rows of logits over the slots [first, end(row)), where end ascends with the row.
-// t.rows holds the queries of `products` rows; where these are more than `rows`, combine() makes `rows` rows of t.z of
-// them.  Both it and add(slot) are called by the thread of a slot below `last`, whose column of t.z begins at
-// threadIdx.x: of logits, then of probabilities.
-template <class T, class End, class Combine, class Add>
-__device__ __forceinline__ void softmax_rows(const QueryTile<T>& t, const T* k_pages, const HeadPages& pages, int first,
-                                             int last, int products, int rows, float scale, End end_of, Combine combine,
-                                             Add add) {
-  const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const int end = row < rows ? end_of(row) : 0;
-  float* const z = t.z + row * QueryTile<T>::kColumnStep;
-  float top = -INFINITY, sum = 0;
-  for (int pass = 0; pass < 3; pass++) {
-    for (int begin = first / kPageSlots * kPageSlots; begin < last; begin += kSlots) {
-      t.multiply(products, last - begin, scale, [&](int j) {
-        return Key<T>{key_at(k_pages, pages, begin + j, t.head_dim), 0};
-      });
-      const int slot = begin + static_cast<int>(threadIdx.x);
-      if (rows < products) {
-        if (slot < last) combine();
-        __syncthreads();
-      }
-      for (int i = lane; i < kSlots; i += kLanes) {
-        const bool seen = begin + i >= first && begin + i < end;
-        if (pass == 0 && seen) top = fmaxf(top, z[i]);
-        if (pass == 1 && seen) sum += exp_f32(z[i] - top);
-        if (pass == 2) z[i] = seen ? exp_f32(z[i] - top) / sum : 0.f;
-      }
-      if (pass < 2) continue;
-      __syncthreads();
-      if (slot >= first && slot < last) add(slot);
-    }
-    if (pass == 0) top = lanes_max(top);
-    if (pass == 1) sum = lanes_sum(sum);
-  }
-}
-
 // ---- attention of a window of queries
+
+constexpr int64_t kWindowBytes = 90 * 1024;  // of shared memory, where logits are kept; 8 KiB are beside them
 
 template <class T>
 struct WindowArgs {
@@ -69,13 +47,22 @@ struct WindowArgs {
   Events events;
   int64_t max_slots, window_stride;
   int head_dim, group, window, kernel;
+  int at_once;  // queries of a round
+  int kept;     // slots of which a round's logits stay in shared memory; 0: the products are computed in each pass
   GqaAgg aggregate;
   SoftmaxSpan span;
   Pool pool;
   float scale;
 };
 
-// score[first, end) by its pooled self; x: room for kThreads + 2 * (kernel / 2) floats.
+// Of `count` numbers `step` apart: the largest, or their mean.
+__device__ __forceinline__ float aggregate(const float* x, int step, int count, GqaAgg how) {
+  float v = x[0];
+  for (int g = 1; g < count; g++) v = how == GqaAgg::max_logit ? fmaxf(v, x[g * step]) : v + x[g * step];
+  return how == GqaAgg::max_logit ? v : v / static_cast<float>(count);
+}
+
+// score[first, end) by its pooled self, after a barrier; room: for kThreads + 2 * (kernel / 2) floats.
 __device__ void pool_slots(float* score, float* room, int first, int end, Pool pool, int kernel) {
   const int side = kernel / 2, i = threadIdx.x;
   const float outside = pool == Pool::max ? -INFINITY : 0.f;
@@ -96,54 +83,75 @@ __device__ void pool_slots(float* score, float* room, int first, int end, Pool p
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, kTileBlocks) window_scores(const WindowArgs<T> a) {
+  using Tile = KeyTile<T>;
+  constexpr int kDown = kThreads / kLanes;                            // rows at once, 16 threads each
+  __shared__ float tops[kTileRows][kLanes], sums[kTileRows][kLanes];  // an element a thread
   const KvEvent e = a.events.get();
   const int candidates = e.slots - e.recent, group = a.group, h = a.events.head();
   if (e.first >= candidates) return;
   const HeadPages pages = a.events.head_pages();
   const int oldest = a.window_first ? a.window_first[a.events.event()] : 0;
   float* const score = a.score + blockIdx.x * a.max_slots;
-  const QueryTile<T> t(a.head_dim);
-  const bool prob = a.aggregate == GqaAgg::mean_prob, best = a.aggregate == GqaAgg::max_logit;
-  const bool exclude = a.span == SoftmaxSpan::exclude_window;
-  const auto aggregate = [&](float* z, int to, int from, bool largest) {  // a column: row `to` from `group` rows
-    float x = z[from * QueryTile<T>::kColumnStep];
-    for (int g = 1; g < group; g++) {
-      const float next = z[(from + g) * QueryTile<T>::kColumnStep];
-      x = largest ? fmaxf(x, next) : x + next;
-    }
-    z[to * QueryTile<T>::kColumnStep] = largest ? x : x / static_cast<float>(group);
-  };
+  const Tile t(a.head_dim);
+  const bool prob = a.aggregate == GqaAgg::mean_prob, exclude = a.span == SoftmaxSpan::exclude_window;
+  const int logits = prob ? 1 : group, rows_each = prob ? group : 1;  // of a row, products; of a query, rows
+  const int base = e.first / kPageSlots * kPageSlots, step = a.kept ? a.kept : Tile::kColumnStep;
+  float* const held = a.kept ? t.end() : t.z;  // [rows][step]
+  const int own = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   for (int first_t = 0, count; first_t < a.window; first_t += count) {
-    count = min(kQueries / group, a.window - first_t);  // queries at once, with all their heads
+    count = min(a.at_once, a.window - first_t);
+    const int rows = count * rows_each, newest = first_t + count - 1;
+    const auto end_of = [&](int t) { return exclude ? candidates : e.slots - a.window + t + 1; };
     t.load_rows([&](int i) {
       const int row = e.window_row + (oldest + first_t + i / group) % a.window;
       return Query<T>{
           i < count * group ? a.windows + row * a.window_stride + (h * group + i % group) * a.head_dim : nullptr, 0};
     });
-    const auto end_of = [&](int row) {
-      return exclude ? candidates : e.slots - a.window + first_t + (prob ? row / group : row) + 1;
-    };
-    float* const column = t.z + threadIdx.x;
-    softmax_rows(
-        t, a.k_pages, pages, e.first, exclude ? candidates : e.slots - a.window + first_t + count, count * group,
-        prob ? count * group : count, a.scale, end_of,
-        [&] {
-          // Row i is written after its last reading, as i <= i * group.
-          for (int i = 0; i < count; i++) aggregate(column, i, i * group, best);
-        },
-        [&](int slot) {
-          if (slot >= candidates) return;
-          float sum = first_t ? score[slot] : 0.f;
-          for (int i = 0; i < count; i++) {
-            if (prob) aggregate(column, i, i * group, false);
-            sum += column[i * QueryTile<T>::kColumnStep];
+    for (int row = own; row < kTileRows; row += kDown) tops[row][lane] = -INFINITY, sums[row][lane] = 0;
+    for (int pass = 0; pass < 3; pass++) {
+      for (int begin = base; begin < end_of(newest); begin += kTileSlots) {
+        float* const z = held + (a.kept ? begin - base : 0);
+        const int slot = begin + static_cast<int>(threadIdx.x);
+        const bool mine = threadIdx.x < kTileSlots && slot < end_of(newest);
+        if (pass == 0 || !a.kept) {
+          t.multiply(count * group, end_of(newest) - begin, a.scale, [&](int j) {
+            return Key<T>{key_at(a.k_pages, pages, begin + j, a.head_dim), 0};
+          });
+          // Where they are not kept, row i is written after its last reading, as i <= i * logits.
+          for (int i = 0; mine && i < rows; i++)
+            z[i * step + threadIdx.x] =
+                aggregate(t.z + i * logits * Tile::kColumnStep + threadIdx.x, Tile::kColumnStep, logits, a.aggregate);
+          __syncthreads();
+        }
+#pragma unroll 1
+        for (int row = own; row < rows; row += kDown) {
+          const int end = end_of(first_t + row / rows_each);
+          float top = tops[row][lane], sum = sums[row][lane];
+          for (int i = lane; i < kTileSlots; i += kLanes) {
+            float& x = z[row * step + i];
+            const bool seen = begin + i >= e.first && begin + i < end;
+            if (pass == 0 && seen) top = fmaxf(top, x);
+            if (pass == 1 && seen) sum += exp_f32(x - top);
+            if (pass == 2) x = seen ? exp_f32(x - top) / sum : 0.f;
           }
-          score[slot] = first_t + count == a.window ? sum / static_cast<float>(a.window) : sum;
-        });
+          tops[row][lane] = top, sums[row][lane] = sum;
+        }
+        if (pass < 2) continue;
+        __syncthreads();
+        if (!mine || slot < e.first || slot >= candidates) continue;
+        float total = first_t ? score[slot] : 0.f;
+        for (int i = 0; i < count; i++)
+          total += aggregate(z + i * rows_each * step + threadIdx.x, step, rows_each, GqaAgg::mean_prob);
+        score[slot] = newest + 1 == a.window ? total / static_cast<float>(a.window) : total;
+      }
+      for (int row = own; row < kTileRows; row += kDown)
+        if (pass == 0)
+          tops[row][lane] = lanes_max(tops[row][lane]);
+        else if (pass == 1)
+          sums[row][lane] = lanes_sum(sums[row][lane]);
+    }
   }
-  if (a.kernel == 1) return;
-  __syncthreads();
-  pool_slots(score, t.z, e.first, candidates, a.pool, a.kernel);
+  if (a.kernel > 1) pool_slots(score, t.z, e.first, candidates, a.pool, a.kernel);
 }
 
 // blockIdx.y is a run of slots.
@@ -157,86 +165,223 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- redundancy
 
-template <class T>
 struct RedundancyArgs {
   float *score, *workspace;
-  const T* k_pages;
   Events events;
   int64_t max_slots, row;  // workspace: 4 rows of so many floats, by slot
   int head_dim;
   float lambda, threshold;
   // Sums of the columns of S; the last row above the threshold, or `first`; S there; norms of keys, later r.
-  __device__ __forceinline__ float* values(int i) const { return workspace + (blockIdx.x * int64_t{4} + i) * row; }
+  __device__ __forceinline__ float* values(int i) const { return workspace + (events.pair() * int64_t{4} + i) * row; }
 };
 
-// The columns of S of 64 slots; blockIdx.y says which.  S is symmetric bit by bit, so the products of a column's own
+// A part of a column of S: what its rows so far, ascending, come to.
+struct Column {
+  float sum = 0, similar = 0;
+  int last = -1;
+  __device__ __forceinline__ void add(float s, int row, bool is_similar) {
+    sum += s;
+    if (is_similar) last = row, similar = s;
+  }
+  __device__ __forceinline__ void store(const RedundancyArgs& a, const KvEvent& e, int column) const {
+    if (column < e.first || column >= e.slots) return;
+    a.values(0)[column] = sum, a.values(1)[column] = static_cast<float>(last), a.values(2)[column] = similar;
+  }
+};
+
+// f32: the columns of the 64 slots of a tile.  S is symmetric bit by bit, so the products of a column's own
 // key are those of the row.
-template <class T>
-__global__ void __launch_bounds__(kThreads, kTileBlocks) columns_of_s(const RedundancyArgs<T> a) {
+__global__ void __launch_bounds__(kThreads, kTileBlocks)
+    columns_of_s(const RedundancyArgs a, const float* __restrict__ k_pages) {
+  using Tile = KeyTile<float>;
   const KvEvent e = a.events.get();
-  const int base = e.first / kPageSlots * kPageSlots, begin = base + 64 * blockIdx.y;
+  const int base = e.first / kPageSlots * kPageSlots, begin = base + kTileRows * a.events.tile();
   if (begin >= e.slots || e.first >= e.slots - e.recent) return;
   const HeadPages pages = a.events.head_pages();
   const float* norms = a.values(3);
-  const KeyTile<T> t(a.head_dim);
-  const auto key = [&](int slot) { return UnitKey<T>{key_at(a.k_pages, pages, slot, a.head_dim), norms[slot]}; };
-  t.load_rows([&](int i) { return begin + i < e.slots ? key(begin + i) : UnitKey<T>{}; });
-  constexpr int kChains = sizeof(T) == 2 ? 4 : 1;  // of a column, a thread each
-  const int own = threadIdx.x / kChains, chain = threadIdx.x % kChains, column = begin + own;
+  const Tile t(a.head_dim);
+  const auto key = [&](int slot) { return UnitKey<float>{key_at(k_pages, pages, slot, a.head_dim), norms[slot]}; };
+  t.load_rows([&](int i) { return begin + i < e.slots ? key(begin + i) : UnitKey<float>{}; });
+  const int own = threadIdx.x, column = begin + own;
   const bool mine = own < 64 && column >= e.first && column < e.slots;
-  const float inverse = mine ? norms[column] : 0.f;
-  float sum = 0, similar = 0;
-  int last = -1;
-  for (int row = base; row < e.slots; row += KeyTile<T>::kWidth) {
+  Column x;
+  for (int row = base; row < e.slots; row += Tile::kWidth) {
     t.multiply(64, e.slots - row, 1, [&](int j) { return key(row + j); });
-    const int end = mine ? min(KeyTile<T>::kWidth, e.slots - row) : 0;
-    for (int j = 2 * chain; j < end; j += 2 * kChains) {
-      const float2 two = *reinterpret_cast<const float2*>(t.z + own * KeyTile<T>::kColumnStep + j);
-#pragma unroll
-      for (int k = 0; k < 2; k++) {
-        const int i = row + j + k;
-        if (i < e.first || j + k >= end) continue;
-        float s = k ? two.y : two.x;
-        if (kChains == 4) s *= inverse * norms[i];
-        if (i == column) s = 0;
-        sum += s;
-        if (s > a.threshold || i == e.first) last = i, similar = s;
-      }
+    const int end = mine ? min(Tile::kWidth, e.slots - row) : 0;
+    for (int j = max(0, e.first - row); j < end; j++) {
+      const int i = row + j;
+      const float s = i == column ? 0 : t.z[own * Tile::kColumnStep + j];
+      x.add(s, i, s > a.threshold || i == e.first);
     }
   }
-  if (kChains == 4) {
-    sum = quad_sum(sum);
-    for (int o = 1; o < 4; o *= 2) {
-      const int later = __shfl_xor_sync(kAllLanes, last, o);
-      const float there = __shfl_xor_sync(kAllLanes, similar, o);
-      if (later > last) last = later, similar = there;
-    }
-  }
-  if (!mine || chain > 0) return;
-  a.values(0)[column] = sum, a.values(1)[column] = static_cast<float>(last), a.values(2)[column] = similar;
+  if (own < 64) x.store(a, e, column);
 }
 
-// r of a slot: the sum of its column without the rows to which it is the last similar one, a thread a slot.
-template <class T>
-__global__ void __launch_bounds__(kThreads) column_means(const RedundancyArgs<T> a) {
+// bf16.  A warp owns 16 or 32 columns; their keys are factors that it keeps in registers.  The keys of all rows pass
+// through a ring in shared memory, kPiece slots at a time, as pages lie: a channel a line.  A lane of four has the
+// products of rows i with i % 8 / 2 == lane, which are its chain.
+template <int kD>
+struct ColumnsOfS {
+  static constexpr int kOwnWarps = 4, kTiles = kD <= 128 ? 2 : 1;  // tiles of 16 columns of a warp
+  static constexpr int kBlock = 32 * kOwnWarps, kWarpOwn = 16 * kTiles, kOwn = kOwnWarps * kWarpOwn;
+  static constexpr int kBlocks = kD <= 128 ? 3 : 2;           // of a multiprocessor, that registers must suffice for
+  static constexpr int kStages = 3, kPiece = 64, kPart = 32;  // rows of which a warp has the sums at once
+  static_assert(kStages * kPiece >= kOwn);
+  static constexpr size_t bytes = kStages * kPiece * (kD * sizeof(bf16) + sizeof(float));
+
+  static __device__ __forceinline__ SharedTile<kPiece> keys(int stage) {
+    return {dynamic_smem<bf16>() + stage * kD * kPiece};
+  }
+  static __device__ __forceinline__ float* norms(int stage) {
+    return reinterpret_cast<float*>(keys(kStages).p) + stage * kPiece;
+  }
+  // Keys and norms of slots [first, first + kPiece), zeros from `end` on and beyond the last channel.  A warp has a
+  // page.
+  static __device__ __forceinline__ void fetch(int stage, int first, int end, const HeadPages& pages,
+                                               const bf16* k_pages, int head_dim, const float* norm) {
+    static_assert(kOwnWarps * kPageSlots == kPiece);
+    const int page = threadIdx.x / 32 * kPageSlots, eight = threadIdx.x % 2 * 8, channel = threadIdx.x % 32 / 2;
+    const int count = min(8, max(0, end - first - page - eight));
+    const bf16* const from = count > 0 ? key_at(k_pages, pages, first + page + eight, head_dim) : k_pages;
+    const auto copy = [&](auto bytes) {
+#pragma unroll
+      for (int d = 0; d < kD; d += 16)
+        cp_async_16(keys(stage).at(d + channel, page + eight), from + (d + channel) * kPageSlots, bytes(d + channel));
+    };
+    if (first + kPiece <= end && head_dim == kD)
+      copy([](int) { return 16; });
+    else
+      copy([&](int d) { return d < head_dim ? count * 2 : 0; });
+    if (const int at = threadIdx.x * 4; at < kPiece) {
+      const int count = min(4, max(0, end - first - at));
+      cp_async_16(norms(stage) + at, count > 0 ? norm + first + at : norm, count * 4);
+    }
+    cp_async_commit();
+  }
+};
+
+// The kOwn columns of a tile.
+template <int kD>
+__global__ void __launch_bounds__(ColumnsOfS<kD>::kBlock, ColumnsOfS<kD>::kBlocks)
+    columns_of_s16(const RedundancyArgs a, const bf16* __restrict__ k_pages) {
+  using S = ColumnsOfS<kD>;
+  constexpr int kTiles = S::kTiles, kPiece = S::kPiece, kPart = S::kPart;
   const KvEvent e = a.events.get();
-  const int slot = blockIdx.y * kThreads + threadIdx.x;
-  if (slot < e.first || slot >= e.slots || e.first >= e.slots - e.recent) return;
-  const float *last = a.values(1), *similar = a.values(2);
-  float sum = a.values(0)[slot];
-  for (int i = e.first; i < e.slots; i++)
-    if (last[i] == static_cast<float>(slot)) sum -= similar[i];
-  a.values(3)[slot] = sum / static_cast<float>(e.slots - e.first);
+  const int base = e.first / kPageSlots * kPageSlots, first_key = base + S::kOwn * a.events.tile();
+  if (first_key >= e.slots || e.first >= e.slots - e.recent) return;
+  const HeadPages pages = a.events.head_pages();
+  const auto fetch = [&](int stage, int first) {
+    S::fetch(stage, first, e.slots, pages, k_pages, a.head_dim, a.values(3));
+  };
+  for (int i = 0; i < S::kOwn / kPiece; i++) fetch(i, first_key + i * kPiece);
+  cp_async_wait<0>();
+  __syncthreads();
+  const int own = threadIdx.x / 32 * S::kWarpOwn, first_own = first_key + own;
+  uint32_t keys[kTiles][kD / 16][4];
+  PerRow<float> inverse[kTiles];
+  PerRow<Column> column[kTiles];
+#pragma unroll
+  for (int t = 0; t < kTiles; t++) {
+    const int at = own + 16 * t, stage = at / kPiece;
+#pragma unroll
+    for (int k = 0; k < kD / 16; k++)
+      load_a<Major::mn>(keys[t][k], [&](int i, int d) { return S::keys(stage).at(16 * k + d, at % kPiece + i); });
+    for_rows([&](LaneRow i) { inverse[t][i] = S::norms(stage)[at % kPiece + i], column[t][i] = {}; });
+  }
+  __syncthreads();
+  for (int i = 0; i < S::kStages - 1; i++) fetch(i, base + i * kPiece);
+  for (int row = base, stage = 0; row < e.slots; row += kPiece, stage = (stage + 1) % S::kStages) {
+    cp_async_wait<S::kStages - 2>();
+    __syncthreads();  // the piece is there, and the one before has been read
+    fetch((stage + S::kStages - 1) % S::kStages, row + (S::kStages - 1) * kPiece);
+    if (first_own >= e.slots) continue;
+#pragma unroll 1
+    for (int at = 0; at < kPiece; at += kPart) {
+      Accumulator<kPart> s[kTiles] = {};
+#pragma unroll
+      for (int k = 0; k < kD / 16; k++)
+#pragma unroll
+        for (int c = 0; c < kPart; c += 16) {
+          uint32_t b[4];
+          load_b<Major::mn>(b, [&](int i, int d) { return S::keys(stage).at(16 * k + d, at + c + i); });
+#pragma unroll
+          for (int t = 0; t < kTiles; t++) s[t].add_product(c, keys[t][k], b);
+        }
+      const int begin = row + at, end = begin + kPart;
+      const bool whole = begin > e.first && end <= e.slots && (end <= first_own || begin >= first_own + S::kWarpOwn);
+      const auto add_up = [&](auto edge) {
+        constexpr bool masked = decltype(edge)::value;  // rows that are none, or the own ones, are among them
+#pragma unroll
+        for (int t = 0; t < kTiles; t++)
+          s[t].for_pairs([&](LaneRow i, int c, float2 dot) {
+            const float2 norm = *reinterpret_cast<const float2*>(S::norms(stage) + at + c);
+            float two[2] = {dot.x * (inverse[t][i] * norm.x), dot.y * (inverse[t][i] * norm.y)};
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+              const int r = begin + c + j;
+              if (masked && r == first_own + 16 * t + i) two[j] = 0;
+              if (masked && (r < e.first || r >= e.slots)) continue;
+              column[t][i].add(two[j], r, two[j] > a.threshold || (masked && r == e.first));
+            }
+          });
+      };
+      whole ? add_up(std::false_type{}) : add_up(std::true_type{});
+    }
+  }
+  cp_async_wait<0>();
+#pragma unroll
+  for (int t = 0; t < kTiles; t++)
+    for_rows([&](LaneRow i) {
+      Column& x = column[t][i];
+      x.sum = quad_sum(x.sum);
+      for (int o = 1; o < 4; o *= 2) {
+        const int later = __shfl_xor_sync(kAllLanes, x.last, o);
+        const float there = __shfl_xor_sync(kAllLanes, x.similar, o);
+        if (later > x.last) x.last = later, x.similar = there;
+      }
+      if (leads_quad()) x.store(a, e, first_own + 16 * t + i);
+    });
+}
+
+// r of each slot: the sum of its column, less the rows to which it is the last similar one, ascending.  Few slots are
+// that of any row; a warp looks for the rows of one.  r is not needed before, so it holds marks at first.  A thread has
+// the slots that it has in weigh_redundancy.
+__device__ __forceinline__ void column_means(const RedundancyArgs& a, const KvEvent& e, float* r) {
+  const float *sums = a.values(0), *last = a.values(1), *similar = a.values(2);
+  int* const marks = reinterpret_cast<int*>(r);
+  for (int slot = e.first + threadIdx.x; slot < e.slots; slot += kThreads) marks[slot] = 0;
+  __syncthreads();
+  for (int i = e.first + threadIdx.x; i < e.slots; i += kThreads) atomicMax(marks + static_cast<int>(last[i]), 1);
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  for (int begin = e.first + threadIdx.x / 32 * 32; begin < e.slots; begin += kThreads) {
+    const int slot = begin + lane;
+    float sum = slot < e.slots ? sums[slot] : 0.f;
+    for (unsigned marked = __ballot_sync(kAllLanes, slot < e.slots && marks[slot]); marked; marked &= marked - 1) {
+      const int owner = __ffs(marked) - 1;
+      float x = __shfl_sync(kAllLanes, sum, owner);
+#pragma unroll 2
+      for (int first = e.first; first < e.slots; first += 32) {
+        const int i = first + lane;
+        const bool is = i < e.slots && last[i] == static_cast<float>(begin + owner);
+        const float s = is ? similar[i] : 0.f;
+        for (unsigned rows = __ballot_sync(kAllLanes, is); rows; rows &= rows - 1)
+          x -= __shfl_sync(kAllLanes, s, __ffs(rows) - 1);
+      }
+      if (lane == owner) sum = x;
+    }
+    if (slot < e.slots) r[slot] = sum / static_cast<float>(e.slots - e.first);
+  }
 }
 
 // score = lambda * score - (1 - lambda) * softmax(r)
-template <class T>
-__global__ void __launch_bounds__(kThreads) weigh_redundancy(const RedundancyArgs<T> a) {
+__global__ void __launch_bounds__(kThreads) weigh_redundancy(const RedundancyArgs a) {
   __shared__ float tops[kWarps], exps[kThreads], total;
   const KvEvent e = a.events.get();
   const int base = e.first / kPageSlots * kPageSlots, candidates = e.slots - e.recent;
   if (e.first >= candidates) return;
-  const float* const r = a.values(3);
+  float* const r = a.values(3);
+  column_means(a, e, r);
   float top = -INFINITY, sum = 0;
   for (int slot = e.first + threadIdx.x; slot < e.slots; slot += kThreads) top = fmaxf(top, r[slot]);
   top = warp_max(top);
@@ -271,26 +416,36 @@ void kv_window_scores(const KvWindowScores& a, Stream stream) {
   with_act(op, a.k_pages, [&](auto type) {
     using T = decltype(type);
     expect(sizeof(T) == 4 || aligned16(a.k_pages, {}), op, ": pages must be 16-byte aligned");
-    const WindowArgs<T> args{.score = a.score.as<float>(),
-                             .windows = a.windows.as<T>(),
-                             .k_pages = a.k_pages.as<T>(),
-                             .window_first = a.window_first ? a.window_first.as<int32_t>() : nullptr,
-                             .events = events,
-                             .max_slots = a.score.shape[2],
-                             .window_stride = a.windows.stride[0],
-                             .head_dim = static_cast<int>(head_dim),
-                             .group = group_of(op, a.windows.shape[1], kv_heads),
-                             .window = a.window,
-                             .kernel = a.kernel,
-                             .aggregate = a.aggregate,
-                             .span = a.span,
-                             .pool = a.pool,
-                             .scale = a.scale};
+    const int group = group_of(op, a.windows.shape[1], kv_heads), most = std::min(a.window, kTileRows / group);
+    WindowArgs<T> args{.score = a.score.as<float>(),
+                       .windows = a.windows.as<T>(),
+                       .k_pages = a.k_pages.as<T>(),
+                       .window_first = a.window_first ? a.window_first.as<int32_t>() : nullptr,
+                       .events = events,
+                       .max_slots = a.score.shape[2],
+                       .window_stride = a.windows.stride[0],
+                       .head_dim = static_cast<int>(head_dim),
+                       .group = group,
+                       .window = a.window,
+                       .kernel = a.kernel,
+                       .at_once = most,
+                       .kept = 0,
+                       .aggregate = a.aggregate,
+                       .span = a.span,
+                       .pool = a.pool,
+                       .scale = a.scale};
+    // Logits are kept where the keys are then read in fewer rounds than in three passes.
+    size_t bytes = KeyTile<T>::bytes(head_dim);
+    const int64_t slots = round_up(a.score.shape[2], kTileSlots);
+    const int64_t query = slots * (a.aggregate == GqaAgg::mean_prob ? group : 1) * int64_t{sizeof(float)};
+    const int64_t room = kWindowBytes - static_cast<int64_t>(bytes), fit = std::min<int64_t>(most, room / query);
+    if (fit > 0 && ceil_div<int64_t>(a.window, fit) <= 3 * ceil_div<int64_t>(a.window, most)) {
+      args.at_once = static_cast<int>(fit), args.kept = static_cast<int>(slots);
+      bytes += static_cast<size_t>(fit * query);
+    }
     launch(op, window_scores<T>,
-           {.grid = blocks(op, int64_t{events.count} * events.kv_heads, 1),
-            .block = kThreads,
-            .smem = QueryTile<T>::bytes(head_dim)},
-           stream, args);
+           {.grid = blocks(op, int64_t{events.count} * events.kv_heads, 1), .block = kThreads, .smem = bytes}, stream,
+           args);
   });
 }
 
@@ -310,29 +465,38 @@ void kv_redundancy(const KvRedundancy& a, Stream stream) {
   const int64_t kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2], row = a.src_pages.shape[1] * kPageSlots;
   expect_heads(op, head_dim, kv_heads);
   const Events events = events_of(a.events, a.src_pages, kv_heads);
-  float* const workspace = a.workspace.as<float>();
   if (events.count == 0 || row == 0) return;
-  with_act(op, a.k_pages, [&](auto type) {
-    using T = decltype(type);
-    expect(sizeof(T) == 4 || aligned16(a.k_pages, {}), op, ": pages must be 16-byte aligned");
-    const RedundancyArgs<T> args{.score = a.score.as<float>(),
-                                 .workspace = workspace,
-                                 .k_pages = a.k_pages.as<T>(),
-                                 .events = events,
-                                 .max_slots = a.score.shape[2],
-                                 .row = row,
-                                 .head_dim = static_cast<int>(head_dim),
-                                 .lambda = a.lambda,
-                                 .threshold = a.threshold};
-    const unsigned heads = blocks(op, int64_t{events.count} * kv_heads, 1), runs = blocks(op, row, kThreads);
-    launch(op, key_norms<T>, {.grid = dim3(heads, runs), .block = kThreads}, stream, events, args.k_pages,
-           args.head_dim, workspace + 3 * row, 4 * row);
-    launch(op, columns_of_s<T>,
-           {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile<T>::bytes(head_dim)}, stream,
-           args);
-    launch(op, column_means<T>, {.grid = dim3(heads, runs), .block = kThreads}, stream, args);
-    launch(op, weigh_redundancy<T>, {.grid = heads, .block = kThreads}, stream, args);
-  });
+  RedundancyArgs args{.score = a.score.as<float>(),
+                      .workspace = a.workspace.as<float>(),
+                      .events = events,
+                      .max_slots = a.score.shape[2],
+                      .row = row,
+                      .head_dim = static_cast<int>(head_dim),
+                      .lambda = a.lambda,
+                      .threshold = a.threshold};
+  const unsigned heads = blocks(op, int64_t{events.count} * kv_heads, 1);
+  expect(aligned16(a.workspace, {}), op, ": the workspace must be 16-byte aligned");
+  const auto with = [&](int own, auto kernel, int threads, size_t bytes, const auto* k_pages) {
+    launch_key_norms<std::remove_cvref_t<decltype(*k_pages)>>(op, events, a.k_pages, args.workspace + 3 * row, 4 * row,
+                                                              row, stream);
+    args.events.tiles = static_cast<int>(ceil_div(row, own));
+    launch(op, kernel, {.grid = blocks(op, heads * int64_t{args.events.tiles}, 1), .block = threads, .smem = bytes},
+           stream, args, k_pages);
+  };
+  const auto with16 = [&](auto channels) {
+    using S = ColumnsOfS<decltype(channels)::value>;
+    with(S::kOwn, columns_of_s16<decltype(channels)::value>, S::kBlock, S::bytes, a.k_pages.as<bf16>());
+  };
+  if (a.k_pages.dtype == DType::f32)
+    with(kTileRows, columns_of_s, kThreads, KeyTile<float>::bytes(head_dim), a.k_pages.as<float>());
+  else if (head_dim <= 64)
+    with16(std::integral_constant<int, 64>{});
+  else if (head_dim <= 128)
+    with16(std::integral_constant<int, 128>{});
+  else
+    with16(std::integral_constant<int, 256>{});
+  args.events.tiles = 1;
+  launch(op, weigh_redundancy, {.grid = heads, .block = kThreads}, stream, args);
 }
 
 }  // namespace pare::PARE_CUDA

@@ -327,8 +327,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
     const MergeArgs<T> x = merge_args<T>(a, events);
     const unsigned heads = blocks(op, int64_t{events.count} * events.kv_heads, 1);
     const LaunchShape rows{.grid = dim3(heads, blocks(op, x.max_keep, kWarps)), .block = kThreads};
-    launch(op, key_norms<T>, {.grid = dim3(heads, blocks(op, row, kThreads)), .block = kThreads}, stream, events, x.k,
-           x.head_dim, x.links + row, 2 * row);
+    launch_key_norms<T>(op, events, c.k_pages, x.links + row, 2 * row, row, stream);
     launch(op, find_nearest<T>,
            {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile<T>::bytes(head_dim)}, stream,
            x);

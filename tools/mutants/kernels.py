@@ -20,7 +20,7 @@ RULES = [  # (what to damage, replacement, label)
     (r"__syncthreads\(\);", ";", "no __syncthreads"),
     (r"__syncwarp\(\);", ";", "no __syncwarp"),
     (r"cp_async_wait<1>\(\)", "cp_async_wait<2>()", "waits for one group less"),
-    (r"cp_async_wait<(k\w*Stages) - 2>\(\)", r"cp_async_wait<\1 - 1>()", "waits for one group less"),
+    (r"cp_async_wait<((?:S::)?k\w*Stages) - 2>\(\)", r"cp_async_wait<\1 - 1>()", "waits for one group less"),
     (r"cp_async_wait<0>\(\);", ";", "no wait"),
     (r"cp_async_commit\(\);", ";", "no commit"),
     (r"(PARE_CUDA::)?mbarrier_wait\(.*?\);", "(void)0;", "no wait for an mbarrier"),
@@ -67,6 +67,13 @@ RULES = [  # (what to damage, replacement, label)
     (r"\(lane == 0 \? top : last\)", "last", "no maximum of the cuts before"),
     (r"slot \| \(kBlock16 - 1\)", "slot | (8 * kBlock16 - 1)", "blocks of a cut share their maxima"),
     (r"(int part = )0;", r"\1blockIdx.z;", "parts from that of the last to arrive"),
+    (r"later > x\.last", "later < x.last", "the first similar row of four chains"),
+    (r"begin > e\.first && end <= e\.slots", "true", "rows that are none"),
+    (r"\(end <= first_own \|\| .*\);", "true;", "a key with itself"),
+    (r"count \* 2 : 0", "16 : 0", "no zero fill"),
+    (r"(z = held \+ )\(.*\);", r"\g<1>0;", "logits of a tile over those before"),
+    (r"min\(kPack<T>, e\.slots - first - slot\)", "kPack<T>", "copies slots that are none"),
+    (r"\(mask >> p & 1 && ", "(mask >> p & 1 && p && ", "a page of a round is left out"),
 ]
 # Survivors that change nothing that counts: (file, text of the line, label) -> why.
 KNOWN = {
@@ -74,6 +81,9 @@ KNOWN = {
     ("attention_bwd_wgmma.cuh", "dv.registers(), p16", "waits for one group less"): "the other wait of the line covers it",
     ("common.cuh", "the arrival before what is then read", "no fence"): "emulated threads see what is there",
     ("linear_mma.cuh", "i < steps", "loop off by one"): "a step behind the last has no products",
+    ("events.cuh", "slot >= e.slots", "bound off by one"): "a slot that is none has no norm to be stored",
+    ("events.cuh", "if (i < count) norms", "bound off by one"): "nobody reads the norm of a slot that is none",
+    ("events_scores.cu", "first_own >= e.slots", "bound off by one"): "columns behind the last are not stored",
 }
 
 # Headers that are damaged too, and the source that shows it.
