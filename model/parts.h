@@ -54,9 +54,9 @@ class PartReader {
   const std::vector<Array> arrays_;
 };
 
-// The shard of each item: by falling cost, ties to the lower index, each to the shard with the least so far, ties to
-// the lower shard; or in turn, item i to shard i mod shards, if that has no larger shard.  Depends on its arguments
-// only.
+// Returns the shard of each item: items by falling cost, ties to the lower index, each to the shard with the least so
+// far, ties to the lower shard; or in turn, item i to shard i mod shards, if its largest shard is no larger.  Depends
+// on its arguments only.
 std::vector<int> deal(const std::vector<int64_t>& costs, int64_t shards);
 
 }  // namespace pare

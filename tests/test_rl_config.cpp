@@ -415,10 +415,10 @@ TEST(ConfigKeys, RecordsOfBeforeAreRead) {
   const std::string file = cat(testing::TempDir(), "before_", getpid(), ".toml");
   const auto read = [&](const std::string& what) {
     std::ofstream(file) << what;
-    return load_message({file});
+    return message([&] { load_config({file, model}); });
   };
   EXPECT_EQ(read(text("ordered")), "no error");
-  EXPECT_EQ(load_config({file}).learner.shards, 6);
+  EXPECT_EQ(load_config({file, model}).learner.shards, 6);
   EXPECT_HAS(read(text("reduce_scatter")), "unknown key learner.reduce");
   EXPECT_HAS(read("learner.slots = 4\n"), "learner.shards");
   EXPECT_HAS(load_message({"learner.slots=4"}), "learner.shards");
