@@ -1,8 +1,10 @@
-// A run at the border of two steps, on disk: a Hugging Face folder (weights in f32, config.json, tokenizer), or a PEFT
-// folder where adapters alone are trained, or the first with the second in adapter/ where a sampler has adapters beside
-// the model; and optimizer.safetensors (the moments of AdamW), files of the method and state.json.  It is continued bit
-// by bit.  state.json has the hash of every other file, and on its second line its own, which is that of what follows
-// this line; and the arithmetic (kArithmetic, ops/list.h) of the program, which continues no run of another one.
+// A run between two steps, on disk: a Hugging Face folder (weights in f32, config.json, tokenizer); or a PEFT folder if
+// only adapters are trained; or the former with the latter in adapter/ if a sampler has adapters beside the model.  With
+// it lie the moments of AdamW (optimizer.safetensors), files of the method and state.json.  Large weights and moments
+// have several files with an index (tensor_files.h).  A run that is resumed from it continues bit by bit.
+//
+// state.json has the hash of every other file, and on its second line its own hash, of all that follows this line.  It
+// names the arithmetic of the program (kArithmetic, ops/list.h), which resumes no run of another one.
 #pragma once
 #include <cmath>
 #include <map>
@@ -35,7 +37,8 @@ struct RunState {
 // True for a path that save_checkpoint or save_model writes, relative to their folder (Owned, base/file.h).
 bool is_saved_file(const std::string& path);
 
-// Writes PATH, whole or not at all.  All ranks call it; rank 0 alone writes, the others send what lies on them.
+// Writes PATH, whole or not at all.  All ranks call it.  Those of rank 0's machine write weights and moments, each
+// its share of the files; rank 0 writes all else.  Ranks send each other what lies on them.
 void save_checkpoint(const std::string& path, const Session& session, Training& training, const RunState& state);
 
 // Empty, or what keeps the folder from being a whole checkpoint: reads all of it, as a bit may have changed anywhere.
