@@ -1,5 +1,5 @@
 // A run between two steps, on disk: a Hugging Face folder (weights in f32, config.json, tokenizer); or a PEFT folder if
-// only adapters are trained; or the former with the latter in adapter/ if a sampler has adapters beside the model.  With
+// only adapters are trained; or the former with the latter in adapter/ if a sampler has adapters beside the model. With
 // it lie the moments of AdamW (optimizer.safetensors), files of the method and state.json.  Large weights and moments
 // have several files with an index (tensor_files.h).  A run that is resumed from it continues bit by bit.
 //
