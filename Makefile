@@ -52,7 +52,7 @@ ROOMS := $(addprefix src/,base comm bench cases ops ref cpu kv kv/policies rollo
 LIB_SRC := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.cpp)))
 APP_SRC := $(wildcard src/app/*.cpp src/app/*/*.cpp)
 TEST_SRC := $(filter-out tests/test_steps.cpp,$(wildcard tests/*.cpp))
-CUDA_SRC := $(wildcard cuda/*.cu)
+CUDA_SRC := $(wildcard cuda/*.cu cuda/runtime/*.cu)
 EMU_SRC := $(wildcard cuda/emu/src/*.cpp)
 
 # The emulator runs the CUDA kernels in the tests, on x86-64 only; elsewhere the tests do without (PARE_EMU undefined).

@@ -30,7 +30,7 @@
 // sums of dk and dv once for each part, from L2.  With `lists` every tile of keys searches the lists of all segments.
 // f32 is limited by shared-memory bandwidth (for tests).
 #include "attention_bwd_wgmma.cuh"
-#include "machine.cuh"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
 

@@ -6,7 +6,7 @@
 #pragma once
 #include "attention_bwd.cuh"
 #include "attention_wgmma.cuh"
-#include "machine.cuh"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
 

@@ -20,7 +20,7 @@
 // With lists, k and v of the slots that a row reads, once for up to 16 heads of their group, which is the limit: rows
 // share nothing, also where they have no lists.
 #include "attention_wgmma.cuh"
-#include "machine.cuh"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
 

@@ -1,7 +1,7 @@
 // Data movement between ranks (ops/data.h states what goes where): what a rank sends to itself is copied, the rest
 // travels by Comm::link.
-#include "common.cuh"
 #include "ops/data.h"
+#include "runtime/common.cuh"
 
 namespace pare::PARE_CUDA {
 

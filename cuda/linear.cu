@@ -12,8 +12,8 @@
 // multiply-adds of the CUDA cores.
 #include "linear.cuh"
 #include "linear_wgmma.cuh"
-#include "machine.cuh"
 #include "ops/linear_tiles.h"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
 

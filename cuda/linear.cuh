@@ -1,9 +1,9 @@
 // Linear layers, twice: by kernels of ours, whose sums have one order whatever else is in a batch (linear.cu), and by
 // cuBLASLt, for `--exact=off` (linear_lt.cu).  What one takes from the other.
 #pragma once
-#include "common.cuh"
 #include "ops/data.h"
 #include "ops/optimizer.h"
+#include "runtime/common.cuh"
 
 namespace pare::PARE_CUDA {
 

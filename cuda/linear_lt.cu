@@ -19,9 +19,9 @@
 #include <array>
 #include <map>
 
-#include "library.h"
 #include "linear.cuh"
-#include "machine.cuh"
+#include "runtime/library.h"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA::fast {
 

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "linear_mma.cuh"
-#include "machine.cuh"
 #include "ops/linear.h"
 #include "ring.cuh"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
 

@@ -14,9 +14,9 @@
 // the most part); limited by the exponentials, with few rows by the chains of sums, V / 128 additions long.
 #include <type_traits>
 
-#include "common.cuh"
 #include "ops/token_loss.h"
 #include "rng.cuh"
+#include "runtime/common.cuh"
 
 namespace pare::PARE_CUDA {
 

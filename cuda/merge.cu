@@ -1,7 +1,7 @@
 // Compaction with what is evicted merged into what stays (ops/merge.h: KvMerge, which states the formulas).
 //
-// Shapes of pages and keep: events.cu.  links [E, K, 2, max_pages * 16] f32: by slot, of those that are evicted the
-// place in `keep` of the slot c(e) and its cosine (first: norms of keys, in bf16 1 / norm).  merged f32 [E, K,
+// Shapes of pages and keep: compression.cu.  links [E, K, 2, max_pages * 16] f32: by slot, of those that are evicted
+// the place in `keep` of the slot c(e) and its cosine (first: norms of keys, in bf16 1 / norm).  merged f32 [E, K,
 // max_keep, 2 D + 1]: rows of V and K of a kept slot after the merging, and whether anything came (1 or 0).  threshold
 // is changed in place.
 //
@@ -12,7 +12,7 @@
 // merged rows, the compaction, and the merged rows over what it moved.  So the pages are read before anything is moved.
 // Limited by the products, 2 * K * D * evicted * kept, in bf16 by gathering the kept keys for them; the rest reads K
 // and V of the evicted slots once, and writes merged rows and reads them again.
-#include "events.cuh"
+#include "compression.cuh"
 #include "ops/merge.h"
 
 namespace pare::PARE_CUDA {
@@ -49,7 +49,7 @@ template <class T>
 struct MergeArgs {
   T *k, *v;
   const int32_t *pos, *keep, *dst, *threshold_row;
-  Events events;
+  Compressions compressions;
   int64_t dst_stride, max_keep, row;  // row: of links
   int head_dim;
   float *links, *merged, *threshold;
@@ -58,10 +58,10 @@ struct MergeArgs {
   MergeKeys keys;
   float ema_old, ema_new;
 
-  __device__ __forceinline__ Division division(const KvEvent& e, int64_t pair) const {
+  __device__ __forceinline__ Division division(const KvCompression& e, int64_t pair) const {
     return {keep + pair * max_keep, e.first, e.slots, e.keep};
   }
-  // By slot, of a pair (event, head).
+  // By slot, of a pair (compression, head).
   __device__ __forceinline__ float* nearest(int64_t pair) const { return links + 2 * pair * row; }
   __device__ __forceinline__ float* cosine(int64_t pair) const { return links + (2 * pair + 1) * row; }
   __device__ __forceinline__ float* merged_row(int64_t pair, int kept) const {
@@ -72,11 +72,11 @@ struct MergeArgs {
 // blockIdx.y: 64 evicted slots, each of which a group of 4 threads compares with every kept slot.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const MergeArgs<T> a) {
-  const KvEvent e = a.events.get();
+  const KvCompression e = a.compressions.get();
   const Division slots = a.division(e, blockIdx.x);
   const int begin = 64 * blockIdx.y, evicted = slots.evicted();
   if (begin >= evicted || e.keep == 0) return;
-  const HeadPages pages = a.events.head_pages();
+  const HeadPages pages = a.compressions.head_pages();
   float *const nearest = a.nearest(blockIdx.x), *const cosine = a.cosine(blockIdx.x);
   const auto key = [&](int slot) { return UnitKey<T>{key_at(a.k, pages, slot, a.head_dim), cosine[slot]}; };
   const auto evicted_slot = [&](int j) { return e.first + j + slots.kept_before(j); };
@@ -105,11 +105,11 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const Merg
   nearest[slot] = static_cast<float>(which), cosine[slot] = best;
 }
 
-// d2o: blockIdx.x is the event, one warp; the lanes of its halves do the same.
+// d2o: blockIdx.x is the compression, one warp; the lanes of its halves do the same.
 template <class T>
 __global__ void __launch_bounds__(32) next_threshold(const MergeArgs<T> a) {
-  const KvEvent e = a.events.list[blockIdx.x];
-  const int evicted = e.slots - e.first - e.keep, kv_heads = a.events.kv_heads;
+  const KvCompression e = a.compressions.list[blockIdx.x];
+  const int evicted = e.slots - e.first - e.keep, kv_heads = a.compressions.kv_heads;
   if (evicted == 0 || e.keep == 0) return;
   const int lane = threadIdx.x % kLanes;
   float sum = 0;
@@ -256,12 +256,12 @@ __device__ __forceinline__ Offer offer_of(const MergeArgs<T>& a, const Division&
 // blockIdx.y: a kept slot a warp.
 template <class T, int kColumns>
 __global__ void __launch_bounds__(kThreads, 2) merge(const MergeArgs<T> a) {
-  const KvEvent e = a.events.get();
+  const KvCompression e = a.compressions.get();
   const int kept = blockIdx.y * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (kept >= e.keep) return;
-  const HeadPages pages = a.events.head_pages();
+  const HeadPages pages = a.compressions.head_pages();
   const Division slots = a.division(e, blockIdx.x);
-  const float least = a.kind == KvMergeKind::d2o ? a.threshold[a.threshold_row[a.events.event()]] : 0.f;
+  const float least = a.kind == KvMergeKind::d2o ? a.threshold[a.threshold_row[a.compressions.compression()]] : 0.f;
   const int evicted = slots.evicted();
   Receiver<T, kColumns> to(a, pages, slots.keep[kept]);
   for (int first = 0; first < evicted; first += 32) {
@@ -282,12 +282,13 @@ __global__ void __launch_bounds__(kThreads, 2) merge(const MergeArgs<T> a) {
 // The merged rows over what compaction moved there; blockIdx.y: a kept slot a warp.
 template <class T>
 __global__ void __launch_bounds__(kThreads) overlay(const MergeArgs<T> a) {
-  const KvEvent e = a.events.get();
+  const KvCompression e = a.compressions.get();
   const int kept = blockIdx.y * kWarps + threadIdx.x / 32, head_dim = a.head_dim;
   if (kept >= e.keep) return;
   const float* const row = a.merged_row(blockIdx.x, kept);
   if (row[2 * head_dim] == 0) return;
-  const HeadPages dst{a.dst + a.events.event() * a.dst_stride, a.events.kv_heads, a.events.head()};
+  const HeadPages dst{a.dst + a.compressions.compression() * a.dst_stride, a.compressions.kv_heads,
+                      a.compressions.head()};
   const int64_t head = dst.head(e.first + kept);
   const int place = (e.first + kept) % kPageSlots;
   for (int d = threadIdx.x % 32; d < head_dim; d += 32) {
@@ -298,11 +299,11 @@ __global__ void __launch_bounds__(kThreads) overlay(const MergeArgs<T> a) {
 }
 
 template <class T>
-MergeArgs<T> merge_args(const KvMerge& a, const Events& events) {
+MergeArgs<T> merge_args(const KvMerge& a, const Compressions& compressions) {
   const KvCompact& c = a.compact;
   MergeArgs<T> x{};
   x.k = c.k_pages.as<T>(), x.v = c.v_pages.as<T>(), x.pos = c.pos_pages.as<int32_t>(), x.keep = c.keep.as<int32_t>();
-  x.events = events, x.dst = c.dst_pages.as<int32_t>(), x.dst_stride = c.dst_pages.stride[0];
+  x.compressions = compressions, x.dst = c.dst_pages.as<int32_t>(), x.dst_stride = c.dst_pages.stride[0];
   x.max_keep = c.keep.shape[2], x.row = c.src_pages.shape[1] * kPageSlots,
   x.head_dim = static_cast<int>(c.k_pages.shape[2]);
   x.links = a.links.as<float>(), x.merged = a.merged.as<float>();
@@ -319,20 +320,20 @@ void kv_merge(const KvMerge& a, Stream stream) {
   const char* op = "kv_merge";
   const KvCompact& c = a.compact;
   expect_heads(op, c.k_pages.shape[2], c.k_pages.shape[1]);
-  const Events events = events_of(c.events, c.src_pages, c.k_pages.shape[1]);
+  const Compressions compressions = compressions_of(c.compressions, c.src_pages, c.k_pages.shape[1]);
   const int64_t row = c.src_pages.shape[1] * kPageSlots, head_dim = c.k_pages.shape[2];
-  if (events.count == 0 || c.keep.shape[2] == 0 || row == 0) return;
+  if (compressions.count == 0 || c.keep.shape[2] == 0 || row == 0) return;
   with_act(op, c.k_pages, [&](auto type) {
     using T = decltype(type);
-    const MergeArgs<T> x = merge_args<T>(a, events);
-    const unsigned heads = blocks(op, int64_t{events.count} * events.kv_heads, 1);
+    const MergeArgs<T> x = merge_args<T>(a, compressions);
+    const unsigned heads = blocks(op, int64_t{compressions.count} * compressions.kv_heads, 1);
     const LaunchShape rows{.grid = dim3(heads, blocks(op, x.max_keep, kWarps)), .block = kThreads};
-    launch_key_norms<T>(op, events, c.k_pages, x.links + row, 2 * row, row, stream);
+    launch_key_norms<T>(op, compressions, c.k_pages, x.links + row, 2 * row, row, stream);
     launch(op, find_nearest<T>,
            {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile<T>::bytes(head_dim)}, stream,
            x);
     if (a.kind == KvMergeKind::d2o)
-      launch(op, next_threshold<T>, {.grid = static_cast<unsigned>(events.count), .block = 32}, stream, x);
+      launch(op, next_threshold<T>, {.grid = static_cast<unsigned>(compressions.count), .block = 32}, stream, x);
     launch(op, head_dim <= 64 ? merge<T, 2> : head_dim <= 128 ? merge<T, 4> : merge<T, 8>, rows, stream, x);
     kv_compact(c, stream);
     launch(op, overlay<T>, rows, stream, x);

@@ -12,10 +12,10 @@
 // in shared memory while it computes the one before, and the sums of dw stay there.  A lane reads what it copied
 // itself, so nothing has to be waited for but its own copies. Bytes: forward 2, backward 3 (or 4) streams of N * C, and
 // the sums of the strands twice.  Limited by memory bandwidth.
-#include "common.cuh"
-#include "machine.cuh"
 #include "ops/norm.h"
 #include "ptx.cuh"
+#include "runtime/common.cuh"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
 

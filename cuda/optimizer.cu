@@ -9,9 +9,9 @@
 // bandwidth.
 #include <cmath>
 
-#include "common.cuh"
 #include "linear.cuh"
 #include "rng.cuh"
+#include "runtime/common.cuh"
 
 namespace pare::PARE_CUDA {
 

@@ -17,8 +17,8 @@
 // Bytes: K and V of the listed slots once for each 64 (f32: 16) query rows of a key head, and of each cut of several
 // 4 (D + 2) a head twice; limited by memory bandwidth in decode.  Other tiles walk their slots alone.
 #include "attention_mma.cuh"
-#include "machine.cuh"
 #include "paged.cuh"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
 

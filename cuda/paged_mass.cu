@@ -10,7 +10,7 @@
 // mass_pages, each slot by one thread.
 // Bytes: K twice for every 16 rows, from L2 but for the first; limited by latency, in f32 by fused multiply-adds, 2 * H
 // * D * rows * slots a pass.  A long prefill is walked by few blocks, one a key head and sequence.
-#include "events.cuh"
+#include "compression.cuh"
 #include "softmax.cuh"
 
 namespace pare::PARE_CUDA {

@@ -1,7 +1,7 @@
 // The PTX instructions that kernels use and CUDA C++ has no names for.  Each is a function with two bodies: the
 // instruction, and its emulation.
 #pragma once
-#include "common.cuh"
+#include "runtime/common.cuh"
 
 #ifdef CUEMU
 #include "cuemu_mma.h"

@@ -8,7 +8,7 @@
 #else
 #include <cuda.h>
 
-#include "watchdog.h"
+#include "runtime/watchdog.h"
 #endif
 #if defined(CUEMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PARE_SM90A

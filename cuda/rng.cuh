@@ -1,8 +1,8 @@
 // The counter-based generator of base/rng.h on the device.
 #pragma once
-#include <cuda_runtime.h>
-
 #include <cstdint>
+
+#include "runtime/common.cuh"
 
 namespace pare::PARE_CUDA {
 

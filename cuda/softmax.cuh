@@ -1,6 +1,6 @@
 // Weights of slots in attention (list.h), for its kernels and the one of masses.
 #pragma once
-#include "common.cuh"
+#include "runtime/common.cuh"
 
 namespace pare::PARE_CUDA {
 

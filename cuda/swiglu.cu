@@ -4,8 +4,8 @@
 // gate_up, dgate_up [N, 2F]: gate in the first F columns, up in the rest; y, dy [N, F].  Outputs are overwritten;
 // dgate_up may be gate_up.  Every element stands alone: its bits depend on nothing else.  Computed in f32, rounded
 // once. Bytes: 3 elements per output forward, 5 per dy backward.  Limited by memory bandwidth.
-#include "common.cuh"
 #include "ops/swiglu.h"
+#include "runtime/common.cuh"
 
 namespace pare::PARE_CUDA {
 

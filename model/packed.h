@@ -16,7 +16,7 @@ struct Member {
   std::vector<int32_t> tokens;                 // at least one
   std::optional<std::vector<bool>> kept = {};  // of each token: LM head and loss run for it; none: for all
   std::optional<int32_t> sampler_row = {};     // of tokens[0] in SamplerStates::hidden; the rows of the others follow
-  // Events of the cache that it was sampled with, if they are to be replayed.  Those past its end have no effect.
+  // Compressions of the cache that it was sampled with, if they are to be replayed.  Those past its end have no effect.
   std::shared_ptr<const KvTraces> trace = {};
   std::shared_ptr<const KeptIds> kept_ids = {};  // of its tokens, where LearnerOptions::kept_ids asks for them
 };
@@ -87,14 +87,14 @@ std::vector<MicroBatch> plan_micro_batches(const std::vector<Group>& groups, int
 // Maxima over the groups of an update; each group has a prefix of at least one token.
 struct BatchLimits {
   int64_t groups, members, prefix, tokens;  // groups; members of a group; tokens of a prefix, of a member
-  int64_t interval = 0, slots = 0;          // where events are replayed: rows between two, slots of a layer
+  int64_t interval = 0, slots = 0;          // where compressions are replayed: rows between two, slots of a layer
   int64_t sequence = 0;                     // tokens of a prefix and one of its members together; 0: no less than both
 };
 // Batches that are larger, array by array, than any that such groups make.  They are for planning: none could run.
 struct LargestBatch {
   std::optional<PackedBatch> prefix;  // that `batch` carries
   PackedBatch batch;
-  int64_t epochs = 0, kept = 0;  // where events are replayed: segments and kept slots of a layer
+  int64_t epochs = 0, kept = 0;  // where compressions are replayed: segments and kept slots of a layer
 };
 std::vector<LargestBatch> largest_batches(const BatchLimits& limits, int64_t max_rows, int64_t logits_chunk);
 

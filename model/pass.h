@@ -63,7 +63,7 @@ class Pass : AttentionContext, AttentionBackward {
   };
   const LayerAttention& attention_of(int layer) const { return attention_[attention_.size() == 1 ? 0 : layer]; }
   AttnExtent extent_;                      // without replay, for estimates
-  std::vector<LayerAttention> attention_;  // one for all layers unless a cache's events are replayed
+  std::vector<LayerAttention> attention_;  // one for all layers unless a cache's compressions are replayed
   std::optional<ChosenBlocks> chosen_;     // if any row chooses
   std::vector<Tensor> inputs_;             // [N, C] of each block and of the last norm
   std::vector<BlockBuffers> blocks_;       // by place_of(layer)

@@ -16,17 +16,17 @@ std::vector<int32_t> KvTrace::kept(int64_t kv_head) const {
 
 namespace {
 
-// The events of a layer that a later row of the segment sees.
-std::vector<const KvTrace*> events_of(const PackedBatch& batch, size_t segment, int layer) {
-  std::vector<const KvTrace*> events;
-  if (!batch.traces[segment]) return events;
+// The compressions of a layer that a later row of the segment sees.
+std::vector<const KvTrace*> compressions_of(const PackedBatch& batch, size_t segment, int layer) {
+  std::vector<const KvTrace*> compressions;
+  if (!batch.traces[segment]) return compressions;
   const SegmentRow& s = batch.segments[segment];
   for (const KvTrace& t : *batch.traces[segment])
-    if (t.layer == layer && t.tokens < s.parent_len + s.len) events.push_back(&t);
-  return events;
+    if (t.layer == layer && t.tokens < s.parent_len + s.len) compressions.push_back(&t);
+  return compressions;
 }
 
-void add_epochs(const SegmentRow& s, bool carried, const std::vector<const KvTrace*>& events, int64_t kv_heads,
+void add_epochs(const SegmentRow& s, bool carried, const std::vector<const KvTrace*>& compressions, int64_t kv_heads,
                 ReplayAttention& out) {
   const auto row_of = [&](int32_t token) {
     if (token >= s.parent_len) return s.row + token - s.parent_len;
@@ -50,13 +50,15 @@ void add_epochs(const SegmentRow& s, bool carried, const std::vector<const KvTra
       for (int32_t t = begin; t < end; t++) tokens.push_back(t);
     begin = end;
   };
-  for (const KvTrace* event : events) {
-    expect(event->tokens >= begin, "an event at token ", event->tokens, " of a sequence that has had ", begin);
-    epoch(event->tokens);
+  for (const KvTrace* compression : compressions) {
+    expect(compression->tokens >= begin, "a compression at token ", compression->tokens, " of a sequence that has had ",
+           begin);
+    epoch(compression->tokens);
     for (int64_t h = 0; h < kv_heads; h++) {
-      expect(static_cast<int32_t>(slots[h].size()) == event->slots && event->kv_heads() == kv_heads, "the trace says ",
-             event->slots, " slots at token ", event->tokens, ", replayed are ", slots[h].size());
-      std::vector<int32_t> kept = event->kept(h);
+      expect(static_cast<int32_t>(slots[h].size()) == compression->slots && compression->kv_heads() == kv_heads,
+             "the trace says ", compression->slots, " slots at token ", compression->tokens, ", replayed are ",
+             slots[h].size());
+      std::vector<int32_t> kept = compression->kept(h);
       for (int32_t& slot : kept) slot = slots[h][slot];
       slots[h] = std::move(kept);
     }
@@ -67,16 +69,16 @@ void add_epochs(const SegmentRow& s, bool carried, const std::vector<const KvTra
 }  // namespace
 
 ReplayAttention replay_attention(const PackedBatch& batch, int layer) {
-  std::vector<std::vector<const KvTrace*>> events;
+  std::vector<std::vector<const KvTrace*>> compressions;
   int64_t kv_heads = 0;
   for (size_t i = 0; i < batch.segments.size(); i++) {
-    events.push_back(events_of(batch, i, layer));
-    if (!events.back().empty()) kv_heads = events.back()[0]->kv_heads();
+    compressions.push_back(compressions_of(batch, i, layer));
+    if (!compressions.back().empty()) kv_heads = compressions.back()[0]->kv_heads();
   }
   ReplayAttention out;
   if (kv_heads == 0) return out;
   for (size_t i = 0; i < batch.segments.size(); i++)
-    add_epochs(batch.segments[i], batch.carried, events[i], kv_heads, out);
+    add_epochs(batch.segments[i], batch.carried, compressions[i], kv_heads, out);
   return out;
 }
 

@@ -24,7 +24,7 @@ struct KeptIds {
 
 struct PackedBatch;
 
-// A compression event of one layer of a sequence: which of its slots stayed.
+// A compression of one layer of a sequence: which of its slots stayed.
 struct KvTrace {
   int32_t layer, tokens;   // tokens of the sequence when it happened
   int32_t slots, first;    // slots before it; of them, the first that stayed anyway
@@ -36,8 +36,8 @@ struct KvTrace {
 };
 using KvTraces = std::vector<KvTrace>;  // of a sequence; those of a layer in the order of their tokens
 
-// Attention of one layer of a packed batch (AttnFwd).  The rows of a sequence between two events are an epoch, and a
-// segment: its parent is what the cache held when it began, in the order of its slots.
+// Attention of one layer of a packed batch (AttnFwd).  The rows of a sequence between two compressions are an epoch,
+// and a segment: its parent is what the cache held when it began, in the order of its slots.
 struct ReplayAttention {
   std::vector<SegmentRow> segments;  // epochs ascending in place of a segment of the batch
   std::vector<int32_t> lists;        // [G, K]; empty: nothing was evicted, the segments are those of the batch

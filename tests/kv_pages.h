@@ -1,4 +1,4 @@
-// Pages of several sequences or events, as badly laid out as the contract allows.
+// Pages of several sequences or compressions, as badly laid out as the contract allows.
 #pragma once
 #include "cases/layouts.h"
 #include "op_harness.h"

@@ -1,9 +1,9 @@
 // See ptx_kernels.h: the wrappers of cuda/ptx90.cuh.
 #include "fragment.cuh"
-#include "machine.cuh"
 #include "ops/linear.h"
 #include "ptx90.cuh"
 #include "ptx_kernels.h"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
 

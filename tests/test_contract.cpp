@@ -222,12 +222,12 @@ TEST(Contract, OfPages) {
   EXPECT_EQ(refusal(&Device::attn_paged, a), "attn_paged: v_pages is f32[9, 2, 8, 16], expected f32[9, 2, 16, 8]");
 }
 
-TEST(Contract, OfEvents) {
+TEST(Contract, OfCompressions) {
   const auto i32 = [](std::initializer_list<int64_t> shape) { return of(DType::i32, shape); };
   KvMerge a{};
   KvCompact& c = a.compact;
   c.k_pages = f32({9, 2, 8, 16}), c.v_pages = f32({9, 2, 16, 8}), c.pos_pages = i32({9, 2, 16});
-  c.keep = i32({1, 2, 5}), c.src_pages = c.dst_pages = i32({1, 3}), c.events = i32({1, 5});
+  c.keep = i32({1, 2, 5}), c.src_pages = c.dst_pages = i32({1, 3}), c.compressions = i32({1, 5});
   a.kind = KvMergeKind::value, a.links = f32({1, 2, 2, 48}), a.merged = f32({1, 2, 5, 17});
   EXPECT_EQ(refusal(&Device::kv_merge, a), "");
   a.kind = KvMergeKind::d2o;
@@ -236,14 +236,14 @@ TEST(Contract, OfEvents) {
   EXPECT_EQ(refusal(&Device::kv_merge, a), "kv_merge: this kind of merging leaves keys alone");
   const KvSelect select{.keep = c.keep,
                         .score = {},
-                        .events = c.events,
+                        .compressions = c.compressions,
                         .work = {.slots = 9, .candidates = 7, .kept = 5},
                         .shared_heads = false};
   EXPECT_EQ(refusal(&Device::kv_select, select),
             "kv_select: 5 slots stay, of which only 2 are recent, but there are no scores");
   KvWindowScores scores{};
   scores.score = f32({1, 2, 48}), scores.windows = f32({3, 4, 8}), scores.k_pages = c.k_pages;
-  scores.src_pages = c.src_pages, scores.events = c.events, scores.window = 3, scores.kernel = 4;
+  scores.src_pages = c.src_pages, scores.compressions = c.compressions, scores.window = 3, scores.kernel = 4;
   EXPECT_EQ(refusal(&Device::kv_window_scores, scores),
             "kv_window_scores: window and kernel are 3 and 4, expected 1 or more, the kernel odd");
 }

@@ -375,7 +375,7 @@ TEST(MismatchMetrics, TokensSavedBothWays) {
       slots++;
       s.resident += static_cast<double>(slots), s.dense += 101 + t, s.decode_rows++;
       s.peak_resident = std::max(s.peak_resident, static_cast<double>(slots));
-      if (slots == 640) slots = 512, s.events++;
+      if (slots == 640) slots = 512, s.compressions++;
     }
     s.peak_dense = 100 + n, s.read = s.resident, s.peak_pages = 40;
     Metrics m;

@@ -1,6 +1,6 @@
 // The CUDA kernels of a cache that evicts: values against `ref` in double, in f32 and bf16; and
 // bits.  In f32 they have those of `cpu`.  Where nothing is multiplied, bf16 pages that hold the same numbers give the
-// same ones; of products by tensor cores test_cuda_events.cpp states the bits.
+// same ones; of products by tensor cores test_cuda_compression.cpp states the bits.
 //
 // (test_ops.cpp runs the same kernels in f32 on small shapes; these have more slots than a tile.)
 #include <algorithm>
@@ -49,33 +49,33 @@ void check_bits(const Body& body) {
 
 struct Scene {
   int64_t heads, kv_heads, d;
-  std::vector<KvEvent> events;  // window_row: set by the constructor
+  std::vector<KvCompression> compressions;  // window_row: set by the constructor
   int32_t window;
   KvPages pages{};
   KvWork work{};
   int64_t max_slots = 0, max_keep = 0;
 
-  Scene(int64_t heads, int64_t kv_heads, int64_t d, std::vector<KvEvent> list, int32_t window = 1)
-      : heads(heads), kv_heads(kv_heads), d(d), events(std::move(list)), window(window) {
+  Scene(int64_t heads, int64_t kv_heads, int64_t d, std::vector<KvCompression> list, int32_t window = 1)
+      : heads(heads), kv_heads(kv_heads), d(d), compressions(std::move(list)), window(window) {
     std::vector<int32_t> slots;
-    for (KvEvent& e : events) {
+    for (KvCompression& e : compressions) {
       e.window_row = static_cast<int32_t>(slots.size()) * window;
       slots.push_back(e.slots);
       max_slots = std::max<int64_t>(max_slots, e.slots), max_keep = std::max<int64_t>(max_keep, e.keep);
     }
     pages = KvPages(slots);
-    work = kv_work(events.data(), count());
+    work = kv_work(compressions.data(), count());
   }
-  int64_t count() const { return static_cast<int64_t>(events.size()); }
+  int64_t count() const { return static_cast<int64_t>(compressions.size()); }
   float scale() const { return 1 / std::sqrt(static_cast<float>(d)); }
 
-  // Pages of which the slots in use have values that bf16 holds, functions of (event, slot), and the rest none.
+  // Pages of which the slots in use have values that bf16 holds, functions of (compression, slot), and the rest none.
   // at(page, head, place, c): index of element c.
   template <class At>
   void fill(Call& t, const std::string& name, int64_t width, At at) const {
     auto& buffer = t[name];
     for (int64_t i = 0; i < count(); i++)
-      for (int32_t s = 0; s < events[i].slots; s++) {
+      for (int32_t s = 0; s < compressions[i].slots; s++) {
         const auto v = normal(cat(name, i, "_", s), kv_heads * width);
         for (int64_t h = 0; h < kv_heads; h++)
           for (int64_t c = 0; c < width; c++) buffer.set(at(pages.page(i, s), h, s % 16, c), rounded(v[h * width + c]));
@@ -106,15 +106,15 @@ struct Scene {
   }
   Tensor src_pages(Call& t) const { return t.index("src_pages", {count(), pages.per_row}, pages.table); }
   Tensor dst_pages(Call& t, int fresh) const {
-    return t.index("dst_pages", {count(), pages.per_row}, pages.destinations(events, fresh));
+    return t.index("dst_pages", {count(), pages.per_row}, pages.destinations(compressions, fresh));
   }
-  Tensor event_list(Call& t) const { return t.index("events", {count(), 5}, flat(events)); }
-  // Scores of the candidates, functions of (event, head, slot).
+  Tensor compression_list(Call& t) const { return t.index("compressions", {count(), 5}, flat(compressions)); }
+  // Scores of the candidates, functions of (compression, head, slot).
   Tensor scores(Call& t) const {
     const Tensor x = t.stat_out("score", {count(), kv_heads, max_slots});
     auto& buffer = t["score"];
     for (int64_t i = 0; i < count() * kv_heads; i++) {
-      const KvEvent& e = events[i / kv_heads];
+      const KvCompression& e = compressions[i / kv_heads];
       const auto v = normal(cat("score", i), e.slots);
       for (int32_t s = e.first; s < e.slots - e.recent; s++) buffer.set(i * max_slots + s, v[s]);
     }
@@ -125,7 +125,7 @@ struct Scene {
     std::vector<int32_t> keep(count() * kv_heads * max_keep, -1);
     for (int64_t i = 0; i < count(); i++)
       for (int64_t h = 0; h < kv_heads; h++) {
-        const KvEvent& e = events[i];
+        const KvCompression& e = compressions[i];
         std::vector<int32_t> slots(e.slots - e.first);
         std::iota(slots.begin(), slots.end(), e.first);
         const auto swap =
@@ -153,7 +153,7 @@ void window_scores(Call& t, const Scene& s, const WindowSpec& w) {
   a.windows = t.act("windows", {s.count() * s.window, s.heads, s.d}, 3);
   if (s.window > 1)
     a.window_first = t.index("window_first", {s.count()}, std::vector<int32_t>(s.count(), s.window - 1));
-  a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.events = s.event_list(t), a.work = s.work;
+  a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.compressions = s.compression_list(t), a.work = s.work;
   a.window = s.window, a.aggregate = w.aggregate, a.span = w.span, a.pool = w.pool, a.kernel = w.kernel;
   a.scale = s.scale();
   t.table.kv_window_scores(a, {});
@@ -177,7 +177,7 @@ TEST(CudaKv, WindowScores) {
 
 void redundancy(Call& t, const Scene& s) {
   KvRedundancy a{};
-  a.score = s.scores(t), a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.events = s.event_list(t);
+  a.score = s.scores(t), a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.compressions = s.compression_list(t);
   a.work = s.work, a.lambda = 0.25f, a.threshold = 0.31f;
   a.workspace = t.stat_scratch({s.count(), s.kv_heads, 4, s.pages.per_row * 16});
   t.table.kv_redundancy(a, {});
@@ -193,7 +193,7 @@ TEST(CudaKv, Redundancy) {
 
 // entries: (new rows, slots, first).
 void mass(Call& t, int64_t heads, int64_t kv_heads, int64_t d, const std::vector<std::array<int32_t, 3>>& entries) {
-  std::vector<KvEvent> slots;
+  std::vector<KvCompression> slots;
   std::vector<int32_t> queries, first;
   int64_t rows = 0, pairs = 0, all = 0;
   for (auto [r, n, f] : entries) {
@@ -245,7 +245,7 @@ TEST(CudaKv, MassScores) {
   const Body body = [&](Call& t) {
     KvMassScores a{};
     a.score = t.stat_out("score", {s.count(), s.kv_heads, s.max_slots}), a.mass_pages = s.slot_array(t, "mass_pages");
-    a.src_pages = s.src_pages(t), a.events = s.event_list(t), a.work = s.work;
+    a.src_pages = s.src_pages(t), a.compressions = s.compression_list(t), a.work = s.work;
     t.table.kv_mass_scores(a, {});
   };
   check(body, 0, false);
@@ -274,7 +274,7 @@ TEST(CudaKv, SelectAmongManyTies) {
           if (!std::isnan(buffer.get(i))) buffer.set(i, values[which][pick[i]]);
         t.table.kv_select({.keep = t.index("keep", {4, 2, s.max_keep + 1}, {}),
                            .score = score,
-                           .events = s.event_list(t),
+                           .compressions = s.compression_list(t),
                            .work = s.work,
                            .shared_heads = shared},
                           {});
@@ -290,7 +290,7 @@ TEST(CudaKv, SelectAmongManyThousands) {
       [&](Call& t) {
         t.table.kv_select({.keep = t.index("keep", {1, 1, s.max_keep}, {}),
                            .score = s.scores(t),
-                           .events = s.event_list(t),
+                           .compressions = s.compression_list(t),
                            .work = s.work,
                            .shared_heads = false},
                           {});
@@ -305,7 +305,7 @@ void compact(Call& t, const Scene& s, int fresh) {
   a.k_pages = s.k_pages(t), a.v_pages = s.v_pages(t), a.pos_pages = s.pos_pages(t);
   a.mass_pages = s.slot_array(t, "mass_pages");
   a.keep = s.keep(t), a.src_pages = s.src_pages(t), a.dst_pages = s.dst_pages(t, fresh);
-  a.events = s.event_list(t), a.work = s.work;
+  a.compressions = s.compression_list(t), a.work = s.work;
   t.table.kv_compact(a, {});
 }
 
@@ -326,14 +326,15 @@ void merge(Call& t, const Scene& s, KvMergeKind kind, MergeKeys keys) {
   c.k_pages = s.k_pages(t), c.v_pages = s.v_pages(t), c.pos_pages = s.pos_pages(t);
   c.mass_pages = s.slot_array(t, "mass_pages");
   c.keep = s.keep(t), c.src_pages = s.src_pages(t), c.dst_pages = s.dst_pages(t, 2);
-  c.events = s.event_list(t), c.work = s.work;
+  c.compressions = s.compression_list(t), c.work = s.work;
   a.kind = kind, a.keys = keys;
   a.links = t.stat_scratch({s.count(), s.kv_heads, 2, s.pages.per_row * 16});
   a.merged = t.stat_scratch({s.count(), s.kv_heads, s.max_keep, 2 * s.d + 1});
   if (keys == MergeKeys::unrotated) a.rope = t.stat("rope", {3 * s.max_slots + 3, s.d});
   if (kind == KvMergeKind::d2o) {
     a.threshold = t.stat_out("threshold", {s.count()});
-    for (int64_t i = 0; i < s.count(); i++) t["threshold"].set(i, i % 2 ? 0.125 : 0);  // the first event; a later one
+    for (int64_t i = 0; i < s.count(); i++)
+      t["threshold"].set(i, i % 2 ? 0.125 : 0);  // the first compression; a later one
     std::vector<int32_t> rows(s.count());
     std::iota(rows.rbegin(), rows.rend(), 0);
     a.threshold_row = t.index("threshold_row", {s.count()}, rows), a.ema_old = 0.75f, a.ema_new = 0.25f;
@@ -361,15 +362,15 @@ TEST(CudaKv, Merge) {
 
 // ---- independence
 
-// Everything about an event depends on that event alone: scores, choice and what lies in the slots afterwards are the
-// same whatever the other events and the pages are.
-TEST(CudaKv, EventsAreIndependent) {
-  const KvEvent one{90, 5, 6, 40, 0};
+// Everything about a compression depends on that compression alone: scores, choice and what lies in the slots
+// afterwards are the same whatever the other compressions and the pages are.
+TEST(CudaKv, CompressionsAreIndependent) {
+  const KvCompression one{90, 5, 6, 40, 0};
   for (DType act : {DType::f32, DType::bf16}) {
     std::string first;
-    for (const std::vector<KvEvent>& events :
-         {std::vector<KvEvent>{one}, {one, {33, 16, 8, 9, 0}, {300, 0, 9, 20, 0}}}) {
-      const Scene s(4, 2, 24, events, 6);
+    for (const std::vector<KvCompression>& compressions :
+         {std::vector<KvCompression>{one}, {one, {33, 16, 8, 9, 0}, {300, 0, 9, 20, 0}}}) {
+      const Scene s(4, 2, 24, compressions, 6);
       Call t(table_kernels, act), r(table_kernels, act), c(table_kernels, act);
       window_scores(t, s, {GqaAgg::max_logit, SoftmaxSpan::exclude_window, Pool::max, 7});
       redundancy(r, s);
@@ -389,15 +390,15 @@ TEST(CudaKv, EventsAreIndependent) {
 }
 
 TEST(CudaKv, UnsupportedArgumentsAreNamed) {
-  const KvEvent event{20, 0, 2, 9, 0};
+  const KvCompression compression{20, 0, 2, 9, 0};
   const WindowSpec spec{GqaAgg::max_logit, SoftmaxSpan::exclude_window, Pool::max, 1};
   WindowSpec far = spec;
   far.kernel = 515;
-  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { window_scores(t, Scene(4, 2, 8, {event}, 2), far); }),
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { window_scores(t, Scene(4, 2, 8, {compression}, 2), far); }),
             "kv_window_scores: kernel is 515, expected at most 513");
-  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { window_scores(t, Scene(34, 2, 8, {event}), spec); }),
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { window_scores(t, Scene(34, 2, 8, {compression}), spec); }),
             "kv_window_scores: 34 query heads over 2 key heads; at most 16 can share one");
-  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { redundancy(t, Scene(1, 1, 257, {event})); }),
+  EXPECT_EQ(refusal(DType::f32, [&](Call& t) { redundancy(t, Scene(1, 1, 257, {compression})); }),
             "kv_redundancy: head_dim 257 is not in [1, 256]");
 }
 

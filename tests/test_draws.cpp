@@ -1,11 +1,11 @@
-// Random draws that must differ: of seeds, steps, layers, modules and stages; and the numbers by which events of a
-// cache find their way.  Both are read where they reach an op.
+// Random draws that must differ: of seeds, steps, layers, modules and stages; and the numbers by which compressions of
+// a cache find their way.  Both are read where they reach an op.
 #include <map>
 #include <set>
 
 #include "model/lora.h"
+#include "ops/compression.h"
 #include "ops/data.h"
-#include "ops/events.h"
 #include "ops/logits.h"
 #include "ops/optimizer.h"
 #include "rl/loss.h"
@@ -120,7 +120,7 @@ KvSpec small_budget(KvMethod method) {
 
 // The rows of a window are the queries in the order in which they were written, the oldest first,
 // wherever the ring begins.
-TEST(Events, WindowsBeginWithTheOldestQuery) {
+TEST(Compressions, WindowsBeginWithTheOldestQuery) {
   static std::map<const void*, int64_t> written;  // row of the ring: when
   static int64_t clock, windows, rotated;
   written.clear(), clock = windows = rotated = 0;
@@ -137,16 +137,16 @@ TEST(Events, WindowsBeginWithTheOldestQuery) {
     table_cpu.copy_rows(c, s);
   };
   spy.kv_window_scores = [](const KvWindowScores& a, Stream s) {
-    const auto* const list = a.events.as<int32_t>();
-    for (int64_t i = 0; i < a.events.shape[0]; i++, windows++) {
-      const int32_t first = list[i * a.events.shape[1] + 4], oldest = a.window_first.as<int32_t>()[i];
+    const auto* const list = a.compressions.as<int32_t>();
+    for (int64_t i = 0; i < a.compressions.shape[0]; i++, windows++) {
+      const int32_t first = list[i * a.compressions.shape[1] + 4], oldest = a.window_first.as<int32_t>()[i];
       rotated += oldest != 0;
       int64_t before = 0;
       for (int32_t t = 0; t < a.window; t++) {
         const int64_t at = (first + (oldest + t) % a.window) * a.windows.stride[0];
         const int64_t when =
             written[static_cast<const char*>(a.windows.data) + static_cast<size_t>(at) * dtype_size(a.windows.dtype)];
-        EXPECT_GT(when, before) << "query " << t << " of event " << i;
+        EXPECT_GT(when, before) << "query " << t << " of compression " << i;
         before = when;
       }
     }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cuda/emu/include/cublasLt.h"
-#include "cuda/library.h"
+#include "cuda/runtime/library.h"
 
 namespace pare::test {
 namespace {

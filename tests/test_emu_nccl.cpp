@@ -13,7 +13,7 @@
 
 #include "cuda/emu/include/cuda_runtime.h"
 #include "cuda/emu/include/cuemu.h"
-#include "cuda/nccl.h"
+#include "cuda/runtime/nccl.h"
 
 namespace pare::test {
 namespace {

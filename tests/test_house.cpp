@@ -218,7 +218,7 @@ TEST(House, AFamilyConcernsTheSourcesThatCallIt) {
     EXPECT_GT(sources[family], 5) << family;
     EXPECT_LE(sources[family], 9) << family;
   }
-  for (const char* family : {"attention", "blocks", "data", "events", "logits", "paged"})
+  for (const char* family : {"attention", "blocks", "data", "compression", "logits", "paged"})
     EXPECT_LE(sources[family], all / 4) << family;
   EXPECT_GT(sources["list"], all / 2);
 }

@@ -364,7 +364,8 @@ Rows kv_rows() {
   const Measure resident = rolled_out([](const RolloutStats& s, auto&) { return s.resident; });
   const Measure peak_resident = rolled_out([](const RolloutStats& s, auto&) { return s.peak_resident; });
   const Measure read = rolled_out([](const RolloutStats& s, auto&) { return s.read; });
-  const Measure events = rolled_out([](const RolloutStats& s, auto&) { return static_cast<double>(s.events); });
+  const Measure compressions =
+      rolled_out([](const RolloutStats& s, auto&) { return static_cast<double>(s.compressions); });
   const auto hash = [](const RolloutStats&, const std::vector<float>& lp) {
     uint64_t h = 0;
     for (const float x : lp) h = mix64(h + std::bit_cast<uint32_t>(x));
@@ -388,7 +389,7 @@ Rows kv_rows() {
       {"rollout.kv.evict.trigger",
        {snapkv + Overrides{"rollout.kv.evict.prompt=compress"},
         {"rollout.kv.evict.trigger=prefill_once"},
-        events,
+        compressions,
         falls}},
       {"rollout.kv.evict.scope",
        {snapkv + Overrides{"model.path=", cat("model.config=", tiny_folder(), "kv_heads.json"), "model.init=fan_in"},

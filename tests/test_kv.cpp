@@ -38,52 +38,53 @@ std::vector<Completion> generate(const RolloutLimits& limits, const std::vector<
   return g.rollout.generate(requests, sampling);
 }
 
-// One sequence: its prompt, then tokens one by one; the numbers of response tokens at which events happen.
+// One sequence: its prompt, then tokens one by one; the numbers of response tokens at which compressions happen.
 struct Life {
-  std::vector<int64_t> events;
+  std::vector<int64_t> compressions;
   int64_t slots = 0, peak = 0;
   bool at_prefill = false;
 };
 Life live(const KvResidency& r, int64_t prompt, int64_t fed, int64_t layer = 0) {
   Life life;
   life.slots = prompt;
-  const auto event = [&](int64_t tokens) {
+  const auto compression = [&](int64_t tokens) {
     if (!r.due(layer, prompt, life.slots, tokens)) return false;
     life.slots = r.protected_slots(prompt) + r.budget(layer, prompt);
     return true;
   };
-  life.at_prefill = event(prompt);
+  life.at_prefill = compression(prompt);
   EXPECT_EQ(life.slots, r.after_prefill(layer, prompt));
   life.peak = life.slots;
   for (int64_t t = 1; t <= fed; t++) {
     life.slots++;
     life.peak = std::max(life.peak, life.slots);
-    if (event(prompt + t)) life.events.push_back(t);
+    if (compression(prompt + t)) life.compressions.push_back(t);
   }
   return life;
 }
 
-TEST(KvResidency, EventsComeWhenTheBufferIsFull) {
+TEST(KvResidency, CompressionsComeWhenTheBufferIsFull) {
   KvSpec spec;
   spec.method = KvMethod::rkv, spec.evict.budget = 512, spec.evict.buffer = 128;
   const KvResidency r(spec, 1);
   const Life a = live(r, 100, 4096);
-  EXPECT_EQ(a.events.size(), 28u);
-  EXPECT_EQ((std::vector<int64_t>(a.events.begin(), a.events.begin() + 3)), (std::vector<int64_t>{540, 668, 796}));
+  EXPECT_EQ(a.compressions.size(), 28u);
+  EXPECT_EQ((std::vector<int64_t>(a.compressions.begin(), a.compressions.begin() + 3)),
+            (std::vector<int64_t>{540, 668, 796}));
   EXPECT_EQ(a.slots, 612);
   EXPECT_EQ(a.peak, 640);
   const Life b = live(r, 600, 4096);
   EXPECT_FALSE(b.at_prefill);
-  EXPECT_EQ(b.events.size(), 32u);
-  EXPECT_EQ(b.events[0], 40);
+  EXPECT_EQ(b.compressions.size(), 32u);
+  EXPECT_EQ(b.compressions[0], 40);
   EXPECT_EQ(b.slots, 600);
   const Life c = live(r, 700, 4096);
   EXPECT_TRUE(c.at_prefill);
-  EXPECT_EQ(c.events.size(), 32u);
-  EXPECT_EQ(c.events[0], 128);
+  EXPECT_EQ(c.compressions.size(), 32u);
+  EXPECT_EQ(c.compressions[0], 128);
   EXPECT_EQ(c.slots, 512);
   const Life d = live(r, 100, 500);
-  EXPECT_TRUE(d.events.empty());
+  EXPECT_TRUE(d.compressions.empty());
   EXPECT_EQ(d.slots, 600);
 }
 
@@ -147,7 +148,7 @@ TEST(KvPolicy, PyramidsLeaveAloneWhatFits) {
       EXPECT_LT(KvResidency(spec, config().layers).budget(config().layers - 1, 1000), budget);
       Generator g(table_cpu, config(), with(kRoomy, spec));
       expect_same(g.rollout.generate({request}, greedy), dense, cat("budget ", budget));
-      EXPECT_EQ(g.rollout.stats().events, 0);
+      EXPECT_EQ(g.rollout.stats().compressions, 0);
     }
 }
 
@@ -169,7 +170,7 @@ TEST(KvPolicy, NothingToLeaveOutIsTheDenseRunBitwise) {
       Generator g(table_cpu, config(), with(kRoomy, spec));
       expect_same(g.rollout.generate(mixed_requests(), mixed_sampling()), dense,
                   cat("method ", static_cast<int>(method)));
-      EXPECT_EQ(g.rollout.stats().events, 0);
+      EXPECT_EQ(g.rollout.stats().compressions, 0);
       EXPECT_EQ(g.rollout.stats().resident, g.rollout.stats().dense);
       EXPECT_EQ(g.rollout.stats().read, g.rollout.stats().dense);
       EXPECT_FALSE(g.ledger.phases.at("main").contains("kv_block_select")) << "there is nothing to choose from";
@@ -212,7 +213,7 @@ TEST(KvPolicy, TheScheduleChangesNothing) {
         expect_same(g.rollout.generate(requests, mixed_sampling()), alone,
                     cat("method ", static_cast<int>(method), ", ", limits.max_sequences, " sequences"));
         EXPECT_EQ(g.rollout.cache().pool().used(), 0);
-        EXPECT_EQ(g.rollout.stats().events > 0, spec.evicts());
+        EXPECT_EQ(g.rollout.stats().compressions > 0, spec.evicts());
       }
     }
 }
@@ -232,7 +233,7 @@ TEST(KvPolicy, SharedPromptsAreChangedByNobodyElse) {
       limits.kv_pages = pages;
       Generator g(table_cpu, config(), limits);
       expect_same(g.rollout.generate(requests, mixed_sampling()), alone, cat("method ", static_cast<int>(method)));
-      EXPECT_GT(g.rollout.stats().events, 0);
+      EXPECT_GT(g.rollout.stats().compressions, 0);
     }
   }
 }
@@ -286,7 +287,7 @@ TEST(KvPolicy, ThreadsChangeNothing) {
 }
 
 // A single long response: the pool's free pages after every pass, and what is resident, are as predicted.
-TEST(KvPolicy, EventsFreePages) {
+TEST(KvPolicy, CompressionsFreePages) {
   for (const KvMethod method : kEvicting)
     for (const KvPrompt prompt : {KvPrompt::protect, KvPrompt::compress}) {
       KvSpec spec = spec_of(method);
@@ -296,7 +297,7 @@ TEST(KvPolicy, EventsFreePages) {
       Rng rng(rng_key(1, RngStream::test, 9));
       const Request request{random_ids(rng, 37, config().vocab), {7}, 100};
       std::vector<int64_t> slots(config().layers, 37);
-      int64_t tokens = 36, events = 0;
+      int64_t tokens = 36, compressions = 0;
       Sampling sampling = mixed_sampling();
       sampling.eos = {};
       double resident = 0, dense = 0;
@@ -307,20 +308,20 @@ TEST(KvPolicy, EventsFreePages) {
         for (int l = 0; l < config().layers; l++) {
           if (tokens > 37) slots[l]++;
           if (tokens > 37) resident += static_cast<double>(slots[l]) / config().layers;
-          if (r.due(l, 37, slots[l], tokens)) slots[l] = r.protected_slots(37) + r.budget(l, 37), events++;
+          if (r.due(l, 37, slots[l], tokens)) slots[l] = r.protected_slots(37) + r.budget(l, 37), compressions++;
           pages += (slots[l] + kPageSlots - 1) / kPageSlots;
         }
         if (tokens > 37) dense += static_cast<double>(tokens);
         if (stats.finished == 0) {
           EXPECT_EQ(g.rollout.cache().pool().free(), all - pages) << tokens;
         }
-        EXPECT_EQ(stats.events, events);
+        EXPECT_EQ(stats.compressions, compressions);
         EXPECT_LE(stats.peak_resident, static_cast<double>(r.protected_slots(37) + 20 + 29));
         EXPECT_NEAR(stats.resident, resident, 1e-6);
         EXPECT_EQ(stats.dense, dense);
       });
       EXPECT_EQ(tokens, 136);
-      EXPECT_GE(events, 4);
+      EXPECT_GE(compressions, 4);
     }
 }
 
@@ -426,9 +427,9 @@ TEST(KvPolicy, ScopesShareTheirChoice) {
     return std::vector<int32_t>(kept.begin() + t.first, kept.end());
   };
   bool heads_differ = false, layers_differ = false;
-  for (const auto& [tokens, events] : traces(KvScope::per_head)) {
-    ASSERT_EQ(static_cast<int64_t>(events.size()), config().layers);
-    for (const KvTrace& t : events) {
+  for (const auto& [tokens, compressions] : traces(KvScope::per_head)) {
+    ASSERT_EQ(static_cast<int64_t>(compressions.size()), config().layers);
+    for (const KvTrace& t : compressions) {
       heads_differ |= head(t, 0) != head(t, 1);
       for (int64_t h = 0; h < config().kv_heads; h++) {
         const std::vector<int32_t> kept = head(t, h);
@@ -439,10 +440,10 @@ TEST(KvPolicy, ScopesShareTheirChoice) {
       }
     }
   }
-  for (const auto& [tokens, events] : traces(KvScope::per_layer))
-    for (const KvTrace& t : events) {
+  for (const auto& [tokens, compressions] : traces(KvScope::per_layer))
+    for (const KvTrace& t : compressions) {
       EXPECT_EQ(head(t, 0), head(t, 1));
-      layers_differ |= t.keep != events[0].keep;
+      layers_differ |= t.keep != compressions[0].keep;
     }
   EXPECT_TRUE(heads_differ);
   EXPECT_TRUE(layers_differ);
@@ -485,7 +486,7 @@ struct Compression {
 };
 
 // The scratch memory of a pass is bounded, however many sequences are due together.
-TEST(KvCompressor, ManyEventsTakeTheMemoryOfAFew) {
+TEST(KvCompressor, ManyCompressionsTakeTheMemoryOfAFew) {
   Compression few(KvPrompt::compress), many(KvPrompt::compress);
   std::vector<PagedRun> runs;
   for (int i = 0; i < 80; i++) runs.push_back(many.open(33));
@@ -511,7 +512,7 @@ TEST(KvCompressor, SharedPagesAreCopiedForProtectedSlotsAlone) {
   }
 }
 
-// plan() finds the most that any generate() takes, and hardly more: events may come at other lengths.
+// plan() finds the most that any generate() takes, and hardly more: compressions may come at other lengths.
 TEST(KvPolicy, ThePlannedPassIsTheLargest) {
   std::vector<KvSpec> specs = {{}};
   for (const KvMethod method : {KvMethod::h2o, KvMethod::rkv, KvMethod::pyramidkv, KvMethod::quest})

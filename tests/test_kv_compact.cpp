@@ -2,7 +2,7 @@
 #include <numeric>
 
 #include "base/rng.h"
-#include "kv_event.h"
+#include "kv_compression.h"
 
 namespace pare::test {
 
@@ -30,13 +30,13 @@ struct Pages {
   }
   bool operator==(const Pages&) const = default;
 
-  Pages compacted(const std::vector<KvEvent>& events, const std::vector<int32_t>& keep, int64_t max_keep,
+  Pages compacted(const std::vector<KvCompression>& compressions, const std::vector<int32_t>& keep, int64_t max_keep,
                   const std::vector<int32_t>& src, const std::vector<int32_t>& dst, int64_t per_row) const {
     Pages after = *this;
-    for (size_t i = 0; i < events.size(); i++)
+    for (size_t i = 0; i < compressions.size(); i++)
       for (int64_t h = 0; h < kv_heads; h++)
-        for (int64_t j = 0; j < events[i].keep; j++) {
-          const int64_t from = keep[(i * kv_heads + h) * max_keep + j], to = events[i].first + j;
+        for (int64_t j = 0; j < compressions[i].keep; j++) {
+          const int64_t from = keep[(i * kv_heads + h) * max_keep + j], to = compressions[i].first + j;
           const int64_t x = src[i * per_row + from / 16] * kv_heads + h, y = dst[i * per_row + to / 16] * kv_heads + h;
           for (int64_t d = 0; d < dim; d++) {
             after.k[(y * dim + d) * 16 + to % 16] = k[(x * dim + d) * 16 + from % 16];
@@ -48,17 +48,18 @@ struct Pages {
     return after;
   }
 
-  Pages compacted_by(On on, const std::vector<KvEvent>& events, const std::vector<int32_t>& keep, int64_t max_keep,
-                     const std::vector<int32_t>& src, const std::vector<int32_t>& dst, int64_t per_row) const {
+  Pages compacted_by(On on, const std::vector<KvCompression>& compressions, const std::vector<int32_t>& keep,
+                     int64_t max_keep, const std::vector<int32_t>& src, const std::vector<int32_t>& dst,
+                     int64_t per_row) const {
     OpRun r(*on.table, on.act);
-    const int64_t n = static_cast<int64_t>(events.size()), rows = static_cast<int64_t>(keep.size());
+    const int64_t n = static_cast<int64_t>(compressions.size()), rows = static_cast<int64_t>(keep.size());
     KvCompact a{};
     a.k_pages = r.inout("k", {pages, kv_heads, dim, 16}, k), a.v_pages = r.inout("v", {pages, kv_heads, 16, dim}, v);
     a.pos_pages = r.index_inout("pos", {pages, kv_heads, 16}, pos);
     a.mass_pages = r.inout("mass", {pages, kv_heads, 16}, mass);
     a.keep = r.index("keep", {rows / kv_heads / max_keep, kv_heads, max_keep}, keep);
     a.src_pages = r.index("src", {n, per_row}, src), a.dst_pages = r.index("dst", {n, per_row}, dst);
-    a.events = r.index("events", {n, 5}, flat(events)), a.work = kv_work(events.data(), n);
+    a.compressions = r.index("compressions", {n, 5}, flat(compressions)), a.work = kv_work(compressions.data(), n);
     r.call(&Table::kv_compact, a);
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
     Pages after(pages, kv_heads, dim);
@@ -81,7 +82,7 @@ TEST_P(KvCompaction, InPlaceIsOutOfPlace) {
   Rng rng(rng_key(3, RngStream::test, 0));
   const int64_t K = 2, per_row = 5, count = 2 * per_row;
   for (int round = 0; round < 150; round++) {
-    KvEvent e{};
+    KvCompression e{};
     e.slots = 1 + static_cast<int32_t>(rng.below(16 * per_row));
     e.first = static_cast<int32_t>(rng.below(std::min(e.slots, 40)));
     e.keep = 1 + static_cast<int32_t>(rng.below(e.slots - e.first));
@@ -106,21 +107,22 @@ TEST_P(KvCompaction, InPlaceIsOutOfPlace) {
 // Two samples of one prompt: they read the pages of the prompt, and each writes its own.
 TEST_P(KvCompaction, SharedPagesAreReadByAll) {
   const int64_t K = 1, per_row = 3;
-  const std::vector<KvEvent> events = {{37, 0, 2, 18, 0}, {40, 0, 2, 18, 0}, {33, 16, 0, 2, 0}};
+  const std::vector<KvCompression> compressions = {{37, 0, 2, 18, 0}, {40, 0, 2, 18, 0}, {33, 16, 0, 2, 0}};
   const std::vector<int32_t> src = {0, 1, 2, 0, 1, 3, 0, 4, 5}, dst = {6, 7, -1, 8, 9, -1, 0, 4, -1};
   std::vector<int32_t> keep(3 * 18, -1);
   for (int32_t i = 0; i < 18; i++) keep[i] = 2 * i + 1, keep[18 + i] = 2 * i;
   keep[36] = 20, keep[37] = 32;
   const Pages before(10, K, 4);
-  EXPECT_TRUE(before.compacted_by(on, events, keep, 18, src, dst, per_row) ==
-              before.compacted(events, keep, 18, src, dst, per_row));
+  EXPECT_TRUE(before.compacted_by(on, compressions, keep, 18, src, dst, per_row) ==
+              before.compacted(compressions, keep, 18, src, dst, per_row));
 }
 
 TEST(KvCompactionContract, PagesOfOthersAreNotWritten) {
   const auto message = [](const std::vector<int32_t>& src, const std::vector<int32_t>& dst, int32_t first) {
-    const std::vector<KvEvent> events = {{20, first, 0, 4, 0}, {20, first, 0, 4, 0}};
+    const std::vector<KvCompression> compressions = {{20, first, 0, 4, 0}, {20, first, 0, 4, 0}};
     try {
-      Pages(6, 1, 2).compacted_by({&table_ref, DType::f64}, events, {16, 17, 18, 19, 16, 17, 18, 19}, 4, src, dst, 2);
+      Pages(6, 1, 2).compacted_by({&table_ref, DType::f64}, compressions, {16, 17, 18, 19, 16, 17, 18, 19}, 4, src, dst,
+                                  2);
     } catch (const std::logic_error& e) {
       return std::string(e.what());
     }
@@ -128,8 +130,8 @@ TEST(KvCompactionContract, PagesOfOthersAreNotWritten) {
   };
   EXPECT_EQ(message({0, 1, 2, 3}, {0, -1, 2, -1}, 0), "");
   EXPECT_EQ(message({0, 1, 0, 3}, {0, 1, 0, 3}, 16), "") << "a page of protected slots may be shared";
-  // The first event got a fresh page, so the second believes to be alone with the old one; but both read it.
-  EXPECT_NE(message({0, 1, 0, 3}, {4, -1, 0, -1}, 0).find("page 0 is written by 1 events and read by others: 1"),
+  // The first compression got a fresh page, so the second believes to be alone with the old one; but both read it.
+  EXPECT_NE(message({0, 1, 0, 3}, {4, -1, 0, -1}, 0).find("page 0 is written by 1 compressions and read by others: 1"),
             std::string::npos);
   EXPECT_NE(message({0, 1, 2, 3}, {4, -1, 4, -1}, 0).find("page 4 is written by 2"), std::string::npos);
   EXPECT_NE(message({0, 1, 2, 3}, {1, -1, 2, -1}, 0).find("source in another place"), std::string::npos);

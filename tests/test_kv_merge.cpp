@@ -1,7 +1,7 @@
 // Merging of evicted slots into kept ones: worked examples, and what must hold whatever the numbers.
 #include <numeric>
 
-#include "kv_event.h"
+#include "kv_compression.h"
 #include "ops/merge.h"
 
 namespace pare::test {
@@ -15,7 +15,7 @@ class KvMerging : public testing::TestWithParam<On> {
 INSTANTIATE_TEST_SUITE_P(Tables, KvMerging, testing::ValuesIn(kRefAndCpu),
                          [](const auto& info) { return std::string(info.param.table->name); });
 
-// One sequence with one key head in as many pages as it needs, and one event.
+// One sequence with one key head in as many pages as it needs, and one compression.
 struct Merge {
   On on;
   Rows keys, values;  // by slot
@@ -40,14 +40,14 @@ struct Merge {
       for (int64_t d = 0; d < D; d++) kp[(s / 16 * D + d) * 16 + s % 16] = keys[s][d], vp[s * D + d] = values[s][d];
       pos[s] = static_cast<int32_t>(s);
     }
-    const KvEvent e{int32_t(n), 0, 0, int32_t(kept), 0};
+    const KvCompression e{int32_t(n), 0, 0, int32_t(kept), 0};
     KvMerge a{};
     a.compact.k_pages = r.inout("k", {pages, 1, D, 16}, kp), a.compact.v_pages = r.inout("v", {pages, 1, 16, D}, vp);
     a.compact.pos_pages = r.index_inout("pos", {pages, 1, 16}, pos);
     a.compact.mass_pages = r.inout("mass", {pages, 1, 16}, mp);
     a.compact.keep = r.index("keep", {1, 1, kept}, keep);
     a.compact.src_pages = a.compact.dst_pages = r.index("pages", {1, pages}, table);
-    a.compact.events = r.index("events", {1, 5}, flat(std::vector{e})), a.compact.work = kv_work(&e, 1);
+    a.compact.compressions = r.index("compressions", {1, 5}, flat(std::vector{e})), a.compact.work = kv_work(&e, 1);
     a.kind = kind, a.keys = merge_keys;
     a.links = r.scratch("links", {1, 1, 2, pages * 16}, {});
     a.merged = r.scratch("merged", {1, 1, kept, 2 * D + 1}, {});
@@ -154,11 +154,11 @@ TEST_P(KvMerging, NothingMergedChangesNothing) {
 // The evicted slot's cosine with its nearest is 1, then 0.6, then 0.8: threshold 1, then .5 + .15, then .325 + .2.
 TEST_P(KvMerging, TheThresholdFollows) {
   double threshold = 0;
-  struct Event {
+  struct Compression {
     double cosine, threshold;
     bool merged;
   };
-  for (const Event& e : {Event{1, 1, true}, {.6, .65, false}, {.8, .525, true}}) {
+  for (const Compression& e : {Compression{1, 1, true}, {.6, .65, false}, {.8, .525, true}}) {
     Merge m{.on = on,
             .keys = {{1, 0}, {e.cosine, std::sqrt(1 - e.cosine * e.cosine)}},
             .values = {{1, 0}, {9, 0}},

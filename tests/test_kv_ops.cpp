@@ -5,7 +5,7 @@
 #include "base/thread_pool.h"
 #include "cpu/cpu.h"
 #include "cpu/kernels.h"
-#include "kv_event.h"
+#include "kv_compression.h"
 #include "ops/rope.h"
 
 namespace pare::test {
@@ -69,11 +69,11 @@ TEST_P(KvOps, WindowScoresOfTheExample) {
   }
 }
 
-// R of one event: with lambda 0 the score is -R.
+// R of one compression: with lambda 0 the score is -R.
 std::vector<double> redundancy_of(const KvScene& s) {
   std::vector<double> r = s.redundancy(std::vector<double>(s.max_slots()), 0, 0.5f);
   for (double& x : r) x = -x;
-  r.resize(s.events[0].slots - s.events[0].recent);
+  r.resize(s.compressions[0].slots - s.compressions[0].recent);
   return r;
 }
 std::vector<double> softmax(std::vector<double> x) {
@@ -189,7 +189,8 @@ TEST_P(KvOps, HeavyHittersOfTheExample) {
       OpRun c(*on.table, on.act);
       KvMassScores score{};
       score.score = c.out("score", {1, 1, slots}), score.mass_pages = c.in("mass", {1, 1, 16}, mass);
-      score.src_pages = c.index("src", {1, 1}, {0}), score.events = c.index("events", {1, 5}, flat(s.events));
+      score.src_pages = c.index("src", {1, 1}, {0}),
+      score.compressions = c.index("compressions", {1, 5}, flat(s.compressions));
       score.work = s.work();
       c.call(&Table::kv_mass_scores, score);
       const Keep keep = s.select(c.values("score"));
@@ -200,7 +201,7 @@ TEST_P(KvOps, HeavyHittersOfTheExample) {
       compact.mass_pages = pages(x, "mass", {1, 1, 16}, mass);
       compact.keep = x.index("keep", {1, 1, 4}, keep[0]);
       compact.src_pages = compact.dst_pages = score.src_pages;
-      compact.events = score.events, compact.work = s.work();
+      compact.compressions = score.compressions, compact.work = s.work();
       x.call(&Table::kv_compact, compact);
       for (int32_t i = 0; i < slots; i++)
         if (std::find(keep[0].begin(), keep[0].end(), i) == keep[0].end()) evicted += mass[i];
@@ -243,7 +244,7 @@ TEST_P(KvOps, SharedHeadsChooseByTheSum) {
 // Three sequences of odd lengths and everything protected that can be.
 KvScene random_scene(On on, int64_t heads, int64_t kv_heads, int64_t dim) {
   KvScene s{.on = on, .heads = heads, .kv_heads = kv_heads, .dim = dim, .window = 5};
-  for (KvEvent e : {KvEvent{70, 0, 5, 33, 0}, {131, 19, 7, 60, 0}, {23, 16, 5, 6, 0}}) {
+  for (KvCompression e : {KvCompression{70, 0, 5, 33, 0}, {131, 19, 7, 60, 0}, {23, 16, 5, 6, 0}}) {
     std::vector<Rows> keys;
     for (int64_t h = 0; h < kv_heads; h++) keys.push_back(normal_rows(cat("keys", e.slots, h), e.slots, dim));
     s.add(e, keys, normal_rows(cat("queries", e.slots), s.window, heads * dim));
@@ -330,15 +331,15 @@ TEST_P(KvOps, TheRingMayStartAnywhere) {
   }
 }
 
-// An event alone, on other pages, has the bits that it has among others.
-TEST_P(KvOps, EventsDoNotSeeEachOther) {
+// A compression alone, on other pages, has the bits that it has among others.
+TEST_P(KvOps, CompressionsDoNotSeeEachOther) {
   const KvScene s = random_scene(on, 6, 2, 20);
   for (const WindowSpec& spec : kSpecs) {
     const auto all = s.redundancy(s.window_scores(spec, 0.2f), 0.3f, 0.35f);
     const Keep keep = s.select(all);
     for (int64_t i = 0; i < s.count(); i++) {
       KvScene one = s;
-      one.events = {s.events[i]}, one.events[0].window_row = 0;
+      one.compressions = {s.compressions[i]}, one.compressions[0].window_row = 0;
       one.keys.assign(s.keys.begin() + i * s.kv_heads, s.keys.begin() + (i + 1) * s.kv_heads);
       const int64_t part = static_cast<int64_t>(s.windows.size()) / s.count();
       one.windows.assign(s.windows.begin() + i * part, s.windows.begin() + (i + 1) * part);
@@ -398,7 +399,7 @@ TEST_P(KvOps, MassDoesNotDependOnThePieces) {
   EXPECT_LT(total, double(n) * H);  // the protected slots have the rest
 }
 
-// ---- the order of sums that ops/events.h states, followed by plain loops in f32
+// ---- the order of sums that ops/compression.h states, followed by plain loops in f32
 
 float sum_of_lanes(const std::vector<float>& x, int64_t first_slot) {
   float lane[16] = {};
@@ -428,7 +429,7 @@ TEST(KvOpsOrder, RedundancyIsTheDefinition) {
   const auto out = s.redundancy(in, lambda, tau);
   for (int64_t i = 0; i < s.count(); i++)
     for (int64_t h = 0; h < 2; h++) {
-      const KvEvent& e = s.events[i];
+      const KvCompression& e = s.compressions[i];
       const int64_t n = e.slots - e.first;
       std::vector<std::vector<double>> unit;
       for (int64_t j = e.first; j < e.slots; j++) {
@@ -453,7 +454,7 @@ TEST(KvOpsOrder, RedundancyIsTheDefinition) {
         const size_t at = (i * 2 + h) * s.max_slots() + j;
         wrong += float(out[at]) != lambda * float(in[at]) - (1 - lambda) * r[j - e.first];
       }
-      EXPECT_EQ(wrong, 0) << "event " << i << ", head " << h;
+      EXPECT_EQ(wrong, 0) << "compression " << i << ", head " << h;
     }
 }
 
@@ -514,7 +515,7 @@ TEST(KvOpsOrder, WindowScoresAreTheDefinition) {
     const auto out = s.window_scores(spec, scale);
     for (int64_t i = 0; i < s.count(); i++)
       for (int64_t h = 0; h < 2; h++) {
-        const KvEvent& e = s.events[i];
+        const KvCompression& e = s.compressions[i];
         const int64_t n = e.slots - e.recent - e.first;
         std::vector<float> raw(n);
         for (int64_t t = 0; t < s.window; t++) {
@@ -543,7 +544,7 @@ TEST(KvOpsOrder, WindowScoresAreTheDefinition) {
           if (spec.pool == Pool::avg) y /= static_cast<float>(spec.kernel);
           wrong += float(out[(i * 2 + h) * s.max_slots() + e.first + j]) != y;
         }
-        EXPECT_EQ(wrong, 0) << "event " << i << ", head " << h;
+        EXPECT_EQ(wrong, 0) << "compression " << i << ", head " << h;
       }
   }
 }

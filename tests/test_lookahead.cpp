@@ -23,7 +23,7 @@ KvSpec spec_of(KvMethod method) {
   return s;
 }
 
-// Every method, and every way in which an event may come about.
+// Every method, and every way in which a compression may come about.
 std::vector<KvSpec> all_specs() {
   std::vector<KvSpec> all = {{}};
   for (const KvMethod method : {KvMethod::streaming_llm, KvMethod::h2o, KvMethod::tova, KvMethod::snapkv, KvMethod::rkv,
@@ -54,7 +54,7 @@ void expect_same_statistics(const RolloutStats& a, const RolloutStats& b) {
   EXPECT_EQ(a.decoded_tokens, b.decoded_tokens);
   EXPECT_EQ(a.decode_rows, b.decode_rows);
   EXPECT_EQ(a.finished, b.finished);
-  EXPECT_EQ(a.events, b.events);
+  EXPECT_EQ(a.compressions, b.compressions);
   EXPECT_EQ(a.evicted, b.evicted);
   EXPECT_EQ(a.dense, b.dense);
   EXPECT_NEAR(a.resident, b.resident, 1e-9 * a.resident);  // sums in the order of the passes
@@ -142,17 +142,17 @@ TEST(Lookahead, TheHostReadsOnceForAllThatIsQueued) {
   }
 }
 
-// Events that are read back are waited for; they are those of the responses, and of nothing behind them.
+// Compressions that are read back are waited for; they are those of the responses, and of nothing behind them.
 TEST(Lookahead, TracesAreThoseOfTheResponses) {
   const auto requests = mixed_requests();
   const auto run = [&](int lookahead) {
-    std::map<uint64_t, std::vector<std::vector<bool>>> events;
+    std::map<uint64_t, std::vector<std::vector<bool>>> compressions;
     Sampling sampling = mixed_sampling();
-    sampling.trace = [&](const PagedRun& run, const KvTrace& t) { events[run.uid].push_back(t.keep); };
+    sampling.trace = [&](const PagedRun& run, const KvTrace& t) { compressions[run.uid].push_back(t.keep); };
     Generator g(table_cpu, config(), ahead(kRoomy, lookahead, spec_of(KvMethod::snapkv)));
     g.rollout.generate(requests, sampling);
     EXPECT_EQ(g.rollout.stats().discarded_tokens, 0);
-    return events;
+    return compressions;
   };
   const auto one = run(1);
   EXPECT_GT(one.size(), 4u);

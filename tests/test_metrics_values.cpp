@@ -158,7 +158,7 @@ TEST(MetricValues, OfTheSamplesOfEachStep) {
                        {"kv/resident_tokens/max", resident.max()},
                        {"kv/read_tokens/mean", resident.mean()},
                        {"kv/tokens_saved/mean", 0},
-                       {"kv/events", 0},
+                       {"kv/compressions", 0},
                        {"kv/evicted_tokens", 0},
                        {"perf/graph_share", 0}});
     double parts = 0;

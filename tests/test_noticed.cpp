@@ -111,16 +111,18 @@ TEST(RolloutNumbers, AddUpOverBatches) {
   one.prefill_tokens = 1, one.decoded_tokens = 2, one.discarded_tokens = 3, one.forward_passes = 4,
   one.graph_passes = 5;
   one.peak_pages = 6, one.peak_sequences = 7, one.finished = 8, one.completions = 9, one.resident = 10, one.dense = 11;
-  one.read = 12, one.peak_resident = 13, one.peak_dense = 14, one.decode_rows = 15, one.events = 16, one.evicted = 17;
+  one.read = 12, one.peak_resident = 13, one.peak_dense = 14, one.decode_rows = 15, one.compressions = 16,
+  one.evicted = 17;
   one.waited = 18;
   RolloutStats sum = one;
   for (int64_t times = 2; times < 4; times++) {
     sum.add(one);
     const auto n = static_cast<double>(times);
-    EXPECT_EQ((std::vector{sum.prefill_tokens, sum.decoded_tokens, sum.discarded_tokens, sum.forward_passes,
-                           sum.graph_passes, sum.finished, sum.completions, sum.decode_rows, sum.events, sum.evicted}),
-              (std::vector{times, 2 * times, 3 * times, 4 * times, 5 * times, 8 * times, 9 * times, 15 * times,
-                           16 * times, 17 * times}));
+    EXPECT_EQ(
+        (std::vector{sum.prefill_tokens, sum.decoded_tokens, sum.discarded_tokens, sum.forward_passes, sum.graph_passes,
+                     sum.finished, sum.completions, sum.decode_rows, sum.compressions, sum.evicted}),
+        (std::vector{times, 2 * times, 3 * times, 4 * times, 5 * times, 8 * times, 9 * times, 15 * times, 16 * times,
+                     17 * times}));
     EXPECT_EQ((std::vector{sum.resident, sum.dense, sum.read, sum.waited}),
               (std::vector{10 * n, 11 * n, 12 * n, 18 * n}));
     EXPECT_EQ((std::vector{sum.peak_resident, sum.peak_dense}), (std::vector{13.0, 14.0})) << "the largest, no sum";

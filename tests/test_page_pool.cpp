@@ -7,7 +7,7 @@
 
 #include "base/rng.h"
 #include "kv/kv_cache.h"
-#include "ops/events.h"
+#include "ops/compression.h"
 #include "ops/rope.h"
 
 namespace pare::test {
@@ -183,7 +183,7 @@ class CacheWorld {
     s.reservation += pages(first + keep);
     const int64_t L = config_.layers, K = config_.kv_heads, width = cache_.max_pages();
     std::vector<int32_t> src(L * width), dst(L * width), lists(L * K * keep);
-    std::vector<KvEvent> events;
+    std::vector<KvCompression> compressions;
     for (int layer = 0; layer < L; layer++) {
       const std::vector<int32_t> before = cache_.pages(id, layer);
       const int64_t reserved_pages = cache_.reserved();
@@ -201,7 +201,7 @@ class CacheWorld {
       }
       s.reservation -= fresh, cuts_ += fresh > 0;
       EXPECT_EQ(cache_.reserved(), reserved_pages - fresh);
-      events.push_back({static_cast<int32_t>(n), first, 0, keep, 0});
+      compressions.push_back({static_cast<int32_t>(n), first, 0, keep, 0});
       for (int64_t h = 0; h < K; h++) {
         std::vector<int32_t>& values = s.values[layer * K + h];
         std::vector<int32_t> slots(n - first), kept(values.begin(), values.begin() + first);
@@ -222,8 +222,8 @@ class CacheWorld {
                         .keep = make_tensor(lists.data(), DType::i32, {L, K, keep}),
                         .src_pages = make_tensor(src.data(), DType::i32, {L, width}),
                         .dst_pages = make_tensor(dst.data(), DType::i32, {L, width}),
-                        .events = make_tensor(events.data(), DType::i32, {L, 5}),
-                        .work = kv_work(events.data(), L)});
+                        .compressions = make_tensor(compressions.data(), DType::i32, {L, 5}),
+                        .work = kv_work(compressions.data(), L)});
     cache_.drop_cut();
     s.limit = std::min(kSlots, (pages(s.slots()) + s.reservation) / config_.layers * kPageSlots);
   }

@@ -495,8 +495,8 @@ TEST(Plan, TheMostIsOfTheTokensThatAreTrainedOn) {
   EXPECT_EQ(most({"actor.token_subset=rpc"}), most({})) << "a draw may keep everything";
 }
 
-// If groups, or parts of them, fill micro-batches, no lengths take more than the longest.  The bound on replayed events
-// is a little too high.
+// If groups, or parts of them, fill micro-batches, no lengths take more than the longest.  The bound on replayed
+// compressions is a little too high.
 TEST(Plan, TheMostIsTheLongestWhereBatchesAreFull) {
   const auto replay = [](const char* method, const char* rows) {
     return std::vector<std::string>{"learner.attention=replay",    cat("rollout.kv.method=", method),

@@ -26,7 +26,7 @@
 #ifdef PARE_CUDA_TESTS
 #include <cuda_runtime.h>
 
-#include "cuda/watchdog.h"
+#include "cuda/runtime/watchdog.h"
 #else
 #include "cuda/emu/include/cuda_runtime.h"
 #endif

@@ -12,7 +12,7 @@ namespace {
 
 const std::vector<std::string> kEvicting = {"streaming_llm", "h2o", "tova", "snapkv", "rkv", "pyramidkv"};
 
-// Small enough that prompts and responses both have events, or that a row leaves out most of its blocks.
+// Small enough that prompts and responses both have compressions, or that a row leaves out most of its blocks.
 Keys sparse(const std::string& method) {
   return {"learner.attention=replay",           "rollout.kv.method=" + method, "rollout.kv.evict.budget=9",
           "rollout.kv.evict.buffer=4",          "rollout.kv.window.size=3",    "rollout.kv.streaming_llm.sinks=2",
@@ -22,7 +22,7 @@ Keys sparse(const std::string& method) {
 
 struct Seen {
   double checked = 0, mismatches = 0;
-  int64_t events = 0, at_prompts = 0;
+  int64_t compressions = 0, at_prompts = 0;
   std::vector<std::vector<float>> log_probs;
 };
 Seen steps(const Config& config, int n = 1) {
@@ -34,7 +34,7 @@ Seen steps(const Config& config, int n = 1) {
     for (const Trajectory& s : run.trainer->samples()) {
       seen.log_probs.push_back(s.logprob);
       if (s.trace)
-        for (const KvTrace& t : *s.trace) seen.events++, seen.at_prompts += t.tokens == std::ssize(s.prompt);
+        for (const KvTrace& t : *s.trace) seen.compressions++, seen.at_prompts += t.tokens == std::ssize(s.prompt);
     }
   }
   return seen;
@@ -49,7 +49,7 @@ TEST(Replay, EvictingRolloutsAreExact) {
                                                                      cat("rollout.kv.evict.scope=", scope)}));
         EXPECT_EQ(s.mismatches, 0);
         EXPECT_GT(s.checked, 300);
-        EXPECT_GT(s.events, 60);
+        EXPECT_GT(s.compressions, 60);
         EXPECT_EQ(s.at_prompts > 0, std::string(prompt) != "protect");
       }
 }
@@ -66,7 +66,7 @@ TEST(Replay, ModelsTriggersAndPartsOfResponsesAreExact) {
       const Seen s = steps(tiny_run(type, sparse("snapkv") + keys), 2);
       EXPECT_EQ(s.mismatches, 0);
       EXPECT_GT(s.checked, 100);
-      EXPECT_GT(s.events, 60);
+      EXPECT_GT(s.compressions, 60);
     }
 }
 
@@ -90,7 +90,7 @@ TEST(Replay, LongCachesAreExact) {
                        "rollout.kv.blocks.count=20",   "rollout.kv.evict.prompt=compress"};
     const Seen s = steps(tiny_run("qwen3", sparse(method) + keys), 2);
     EXPECT_EQ(s.mismatches, 0) << method;
-    EXPECT_EQ(s.events > 0, method != "quest");
+    EXPECT_EQ(s.compressions > 0, method != "quest");
   }
 }
 
@@ -174,7 +174,7 @@ TEST(Replay, RefusesWhatItCannotReplay) {
 
 // ---- the learner with traces of its own ----------------------------------------------------------------------------
 
-// Members of the groups get events of random choice, other ones in every layer and head.
+// Members of the groups get compressions of random choice, other ones in every layer and head.
 void add_traces(std::vector<Group>& groups, const ModelConfig& c, bool compress_prompt) {
   Rng rng(rng_key(5, RngStream::test, 4));
   for (Group& g : groups)

@@ -43,7 +43,7 @@ TEST_P(Sparse, PresetsTrain) {
     EXPECT_GT(m.get("rollout_corr/acceptance_rate"), m.get("rollout_corr/acceptance_rate_p5"));
     EXPECT_LT(m.get("rollout_corr/acceptance_rate"), 1);
     EXPECT_GT(m.get("kv/tokens_saved/read"), 0);
-    EXPECT_EQ(m.get("kv/events") > 0, std::string(method) == "rkv");
+    EXPECT_EQ(m.get("kv/compressions") > 0, std::string(method) == "rkv");
     EXPECT_EQ(m.get("kv/tokens_saved/mean") > 0, std::string(method) == "rkv");
     EXPECT_GT(m.get("perf/kv_peak_bytes"), 0);
     if (vetoes) {
@@ -76,9 +76,9 @@ TEST(SparseRl, PublishedPoliciesTrain) {
     const auto responses = static_cast<double>(run.trainer->samples().size());
     EXPECT_GT(m.get("kv/evicted_tokens"), 0);
     if (std::string(preset) == "kv-snapkv")
-      EXPECT_LE(m.get("kv/events"), responses * 2);  // at most one a layer and sequence
+      EXPECT_LE(m.get("kv/compressions"), responses * 2);  // at most one a layer and sequence
     else
-      EXPECT_GT(m.get("kv/events"), responses * 2);
+      EXPECT_GT(m.get("kv/compressions"), responses * 2);
     EXPECT_GT(m.get("actor/grad_norm"), 0);
     EXPECT_LT(m.get("rollout_corr/xi_p1"), 1);
   }

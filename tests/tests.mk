@@ -3,7 +3,7 @@ KERNEL_TESTS := tests/main tests/kernels tests/op_cases tests/test_ptx $(KERNEL_
 check: $(BUILD)/check/tests/pare_emu_tests  ## tests of kernels under the emulator's access checker
 	$< --jobs=$(JOBS) $(TEST_FLAGS)
 # Host code with threads of its own; the checker has only the atomics of kernels.
-$(BUILD)/check/emu/cuda/nccl.o: private check_KERNEL_FLAGS :=
+$(BUILD)/check/emu/cuda/runtime/nccl.o: private check_KERNEL_FLAGS :=
 CHECK_OBJ := $(check_EMU) $(patsubst %,$(BUILD)/check/tests/%.o,test_emu test_emu_graphs) \
   $(patsubst %,$(BUILD)/%.o,$(KERNEL_TESTS) tests/test_emu_device tests/test_emu_nccl) $(cpu_LIB)
 $(BUILD)/check/tests/pare_emu_tests: $(CHECK_OBJ)

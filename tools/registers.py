@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 
-STATIC_SMEM = 32 * 1024  # 48 KiB less kSmemUnasked of cuda/common.cuh
+STATIC_SMEM = 32 * 1024  # 48 KiB less kSmemUnasked of cuda/runtime/common.cuh
 COLUMNS = ("registers", "spill stores", "spill loads", "stack", "shared")  # registers a thread; the others in bytes
 
 
@@ -50,7 +50,7 @@ def read_ptxas(path):
                 kernels[key]["shared"] = int(m[1])
                 if int(m[1]) > STATIC_SMEM:
                     sys.exit(f"registers: {path}: {key[0]} has {m[1]} bytes of static shared memory; kSmemUnasked of "
-                             f"cuda/common.cuh is for {STATIC_SMEM} at most")
+                             f"cuda/runtime/common.cuh is for {STATIC_SMEM} at most")
     return {k: tuple(v[c] for c in COLUMNS) for k, v in kernels.items()}
 
 
@@ -66,7 +66,7 @@ def built(paths):
         short = dict(zip(names, map(short_name, demangled.splitlines())))
         source = os.path.basename(path).replace(".ptxas", ".cu")
         for (mangled, arch), values in kernels.items():
-            if short[mangled] == "of_this_file":  # in every file, and never launched (cuda/common.cuh)
+            if short[mangled] == "of_this_file":  # in every file, and never launched (cuda/runtime/common.cuh)
                 continue
             key = (source, short[mangled], arch)
             if key in table:

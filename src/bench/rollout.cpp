@@ -93,13 +93,13 @@ void sweep() {
   });
 }
 
-constexpr int kDecoded = 257;  // two events of 128 tokens
+constexpr int kDecoded = 257;  // two compressions of 128 tokens
 
-// Passes of one kind each: an event, a choice of blocks, neither.
+// Passes of one kind each: a compression, a choice of blocks, neither.
 struct Passes {
-  std::vector<Times> events, chosen, others;
+  std::vector<Times> compressions, chosen, others;
 };
-// A pass and its share of the rare ones: medians, since other programs interrupt some, and the fastest event.
+// A pass and its share of the rare ones: medians, since other programs interrupt some, and the fastest compression.
 Times mean_pass(const Passes& p) {
   Times mean;
   const size_t ordinary = p.chosen.size() + p.others.size();
@@ -109,9 +109,9 @@ Times mean_pass(const Passes& p) {
   };
   for (const auto* kind : {&p.chosen, &p.others})
     if (!kind->empty()) add(median(*kind), kind->size(), ordinary);
-  if (!p.events.empty()) {
-    const double event = std::ranges::min_element(p.events, {}, &Times::choice)->choice;
-    add({event, 0, event}, p.events.size(), ordinary + p.events.size());
+  if (!p.compressions.empty()) {
+    const double compression = std::ranges::min_element(p.compressions, {}, &Times::choice)->choice;
+    add({compression, 0, compression}, p.compressions.size(), ordinary + p.compressions.size());
   }
   return mean;
 }
@@ -132,7 +132,7 @@ Decoded decode(Rollout& rollout, Ledger& ledger, const Shape& shape, int64_t len
     if (s.decoded_tokens % round > shape.sequences) {  // neither a prompt nor the first tokens
       const auto& ops = ledger.phases.at("main");
       Passes& p = swept ? cold : warm;
-      (ops.contains("kv_compact")        ? p.events
+      (ops.contains("kv_compact")        ? p.compressions
        : ops.contains("kv_block_select") ? p.chosen
                                          : p.others)
           .push_back(times_of(ledger));

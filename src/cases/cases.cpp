@@ -134,7 +134,7 @@ const std::vector<OpCase>& op_cases() {
   static const std::vector<OpCase> all = [] {
     std::vector<OpCase> list;
     for (const auto& part : {data_cases, linear_cases, norm_cases, rope_cases, swiglu_cases, attention_cases,
-                             paged_cases, block_cases, event_cases, merge_cases, logits_cases, optimizer_cases})
+                             paged_cases, block_cases, compression_cases, merge_cases, logits_cases, optimizer_cases})
       list = list + part();
     return list;
   }();

@@ -168,7 +168,7 @@ std::vector<OpCase> swiglu_cases();
 std::vector<OpCase> attention_cases();
 std::vector<OpCase> paged_cases();
 std::vector<OpCase> block_cases();
-std::vector<OpCase> event_cases();
+std::vector<OpCase> compression_cases();
 std::vector<OpCase> merge_cases();
 std::vector<OpCase> logits_cases();
 std::vector<OpCase> optimizer_cases();

@@ -227,12 +227,12 @@ std::vector<int32_t> Pages::positions(int64_t kv_heads) const {
   return pos;
 }
 
-std::vector<int32_t> Pages::destinations(const std::vector<KvEvent>& events, int64_t fresh) const {
+std::vector<int32_t> Pages::destinations(const std::vector<KvCompression>& compressions, int64_t fresh) const {
   std::vector<int32_t> dst(table.size(), -1);
   auto next = spare.begin();
-  for (size_t i = 0; i < events.size(); i++)
-    for (int64_t p = 0; p * kPageSlots < events[i].first + events[i].keep; p++) {
-      const bool change = p * kPageSlots >= events[i].first && (fresh == 1 || (fresh == 2 && p % 2));
+  for (size_t i = 0; i < compressions.size(); i++)
+    for (int64_t p = 0; p * kPageSlots < compressions[i].first + compressions[i].keep; p++) {
+      const bool change = p * kPageSlots >= compressions[i].first && (fresh == 1 || (fresh == 2 && p % 2));
       dst[i * per_row + p] = change ? *next++ : table[i * per_row + p];
     }
   return dst;
@@ -314,17 +314,17 @@ std::vector<std::string> protected_sizes() {
   return sizes_of(paged_layouts(), [](const PagedLayout& x) { return !x.first.empty(); });
 }
 
-// ---- events
+// ---- compressions
 
 namespace {
 
-struct EventLayout {
+struct CompressionLayout {
   const char *name, *sizes;
-  std::vector<KvEvent> events;  // window_row: set below
+  std::vector<KvCompression> compressions;  // window_row: set below
 };
 // Protected slots, candidates and recent ones end inside, at and beyond page borders; one page, many, all kept.
-const std::vector<EventLayout>& event_layouts() {
-  static const std::vector<EventLayout> all = {
+const std::vector<CompressionLayout>& compression_layouts() {
+  static const std::vector<CompressionLayout> all = {
       {"one", "K=1,D=8", {{5, 0, 1, 3, 0}}},
       {"pages", "K=2,D=32", {{40, 0, 3, 17, 0}, {16, 0, 4, 15, 0}, {65, 17, 4, 30, 0}}},
       {"all_stay", "K=1,D=20", {{33, 3, 5, 30, 0}, {21, 16, 5, 5, 0}}},
@@ -335,19 +335,19 @@ const std::vector<EventLayout>& event_layouts() {
 
 }  // namespace
 
-Events::Events(const Dims& d) : regular(d["layout"] == 0), window(d.i32("window")) {
+Compressions::Compressions(const Dims& d) : regular(d["layout"] == 0), window(d.i32("window")) {
   if (regular) {
     if (d["window"] > d["keep"] || d["keep"] > d["L"])
       fail("window=", d["window"], ",keep=", d["keep"], ",L=", d["L"], " must not fall");
     for (int64_t e = 0; e < d["E"]; e++) list.push_back({d.i32("L"), 0, window, d.i32("keep"), 0});
   } else {
-    list = event_layouts()[static_cast<size_t>(d["layout"] - 1)].events;
+    list = compression_layouts()[static_cast<size_t>(d["layout"] - 1)].compressions;
   }
-  for (const KvEvent& e : list) window = std::min(window, e.recent);
+  for (const KvCompression& e : list) window = std::min(window, e.recent);
   // Apart: rows of nobody before and behind windows, room behind slots and choices.
   std::vector<int32_t> slots;
   window_rows = regular ? 0 : 2;
-  for (KvEvent& e : list) {
+  for (KvCompression& e : list) {
     e.window_row = static_cast<int32_t>(window_rows), window_rows += window + !regular;
     slots.push_back(e.slots);
     most_slots = std::max<int64_t>(most_slots, e.slots + (regular ? 0 : 3));
@@ -357,11 +357,11 @@ Events::Events(const Dims& d) : regular(d["layout"] == 0), window(d.i32("window"
   work = kv_work(list.data(), count());
 }
 
-Tensor Events::put_keep(Operands& o, const Dims& d) const {
+Tensor Compressions::put_keep(Operands& o, const Dims& d) const {
   const int64_t K = d["K"];
   std::vector<int32_t> all(static_cast<size_t>(count() * K * most_kept), -1);
   for (int64_t i = 0; i < count() * K; i++) {
-    const KvEvent& e = list[static_cast<size_t>(i / K)];
+    const KvCompression& e = list[static_cast<size_t>(i / K)];
     Rng rng = choice_of(i);
     std::vector<int32_t> kept;
     choose(kept, rng, e.first, e.slots - e.recent, e.keep - e.recent);
@@ -371,17 +371,17 @@ Tensor Events::put_keep(Operands& o, const Dims& d) const {
   return o.index("keep", {count(), K, most_kept}, all);
 }
 
-std::vector<Dim> event_dims() {
-  return {{"E", 64, "events: sequences times layers"},
-          {"L", 640, "slots before an event"},
+std::vector<Dim> compression_dims() {
+  return {{"E", 64, "compressions: sequences times layers"},
+          {"L", 640, "slots before a compression"},
           {"keep", 512, "slots that stay, the recent ones included"},
           {"window", 8, "recent slots, and queries of the window"},
           kKvHeads,
           kDim,
-          layout_of(event_layouts())};
+          layout_of(compression_layouts())};
 }
-std::vector<std::string> event_sizes() {
-  return sizes_of(event_layouts(), [](const EventLayout&) { return true; });
+std::vector<std::string> compression_sizes() {
+  return sizes_of(compression_layouts(), [](const CompressionLayout&) { return true; });
 }
 
 }  // namespace pare::cases

@@ -1,4 +1,4 @@
-// Where rows and slots lie: packed segments, pages of sequences, compression events.  Each is either regular, of the
+// Where rows and slots lie: packed segments, pages of sequences, compressions.  Each is either regular, of the
 // sizes that a benchmark names, or one of the list that the op test runs, laid out as badly as the contract allows.
 #pragma once
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace pare::cases {
 
-// Rows of numbers, SegmentRow, PagedRow or KvEvent, as an index tensor holds them.
+// Rows of numbers, SegmentRow, PagedRow or KvCompression, as an index tensor holds them.
 template <class Row>
 std::vector<int32_t> flat(const std::vector<Row>& rows) {
   const auto* numbers = reinterpret_cast<const int32_t*>(rows.data());
@@ -57,8 +57,8 @@ struct Pages {
   Fill present(int64_t inner = 1) const;
   // [pages][kv_heads][16]: slot s of head h holds token 3 s + h % 3.
   std::vector<int32_t> positions(int64_t kv_heads) const;
-  // The pages after events: fresh 0: all in place; 1: new ones wherever allowed; 2: every other one new.
-  std::vector<int32_t> destinations(const std::vector<KvEvent>& events, int64_t fresh) const;
+  // The pages after compressions: fresh 0: all in place; 1: new ones wherever allowed; 2: every other one new.
+  std::vector<int32_t> destinations(const std::vector<KvCompression>& compressions, int64_t fresh) const;
   // All heads of one layer.
   Shape k(const Dims& d) const { return {count, d["K"], d["D"], kPageSlots}; }
   Shape v(const Dims& d) const { return {count, d["K"], kPageSlots, d["D"]}; }
@@ -85,27 +85,27 @@ std::vector<std::string> paged_sizes();
 std::vector<std::string> listed_sizes();     // with budgets
 std::vector<std::string> protected_sizes();  // with protected slots
 
-// ---- compression events
+// ---- compressions
 
-struct Events {
-  explicit Events(const Dims& d);
-  std::vector<KvEvent> list;
+struct Compressions {
+  explicit Compressions(const Dims& d);
+  std::vector<KvCompression> list;
   Pages pages;
   KvWork work;
   bool regular;
   int64_t most_slots = 0, most_kept = 0, window_rows = 0;  // sizes of what holds scores, choices, windows
-  int32_t window = 0;                                      // not more than the recent slots of any event
+  int32_t window = 0;                                      // not more than the recent slots of any compression
 
   int64_t count() const { return std::ssize(list); }
   Shape score(const Dims& d) const { return {count(), d["K"], most_slots}; }
-  Tensor put_events(Operands& o) const { return o.index("events", {count(), 5}, flat(list)); }
+  Tensor put_compressions(Operands& o) const { return o.index("compressions", {count(), 5}, flat(list)); }
   Tensor put_pages(Operands& o) const {
     return o.index("src_pages", {count(), pages.per_row}, pages.table, regular ? 0 : 3);
   }
-  // Ascending slots of each event, the recent ones among them: another random choice for each head.
+  // Ascending slots of each compression, the recent ones among them: another random choice for each head.
   Tensor put_keep(Operands& o, const Dims& d) const;
 };
-std::vector<Dim> event_dims();
-std::vector<std::string> event_sizes();
+std::vector<Dim> compression_dims();
+std::vector<std::string> compression_sizes();
 
 }  // namespace pare::cases

@@ -1,17 +1,17 @@
-// Events that merge what they evict.
+// Compressions that merge what they evict.
 
 #include "ops/merge.h"
 
 #include <numeric>
 
-#include "cases/events.h"
+#include "cases/compression.h"
 
 namespace pare::cases {
 
 namespace {
 
 Call kv_merge(Operands& o, const Dims& d) {
-  const Events v(d);
+  const Compressions v(d);
   const int64_t E = v.count(), K = d["K"], D = d["D"];
   KvMerge a{};
   a.kind = d["by_value"] ? KvMergeKind::value : KvMergeKind::d2o;
@@ -21,7 +21,7 @@ Call kv_merge(Operands& o, const Dims& d) {
   if (keys) a.rope = o.stat_in("rope", {v.regular ? kPageSlots : 3 * v.most_slots + 3, D});
   a.links = o.stat_scratch("links", {E, K, 2, v.pages.per_row * kPageSlots});
   a.merged = o.stat_scratch("merged", {E, K, v.most_kept, 2 * D + 1});
-  if (a.kind == KvMergeKind::d2o) {  // the last event's is its first
+  if (a.kind == KvMergeKind::d2o) {  // the last compression's is its first
     std::vector<double> thresholds(static_cast<size_t>(E), 0.25);
     thresholds.back() = 0;
     std::vector<int32_t> rows(static_cast<size_t>(E));
@@ -35,9 +35,9 @@ Call kv_merge(Operands& o, const Dims& d) {
 }  // namespace
 
 std::vector<OpCase> merge_cases() {
-  const std::vector<Dim> dims =
-      event_dims() + std::vector{edge("by_value", "0 D2O, 1 by value"), edge("values_only", "1: keys are left alone")};
-  return {{"kv_merge", dims, with(event_sizes(), {"", "values_only=1", "by_value=1"}), kv_merge}};
+  const std::vector<Dim> dims = compression_dims() + std::vector{edge("by_value", "0 D2O, 1 by value"),
+                                                                 edge("values_only", "1: keys are left alone")};
+  return {{"kv_merge", dims, with(compression_sizes(), {"", "values_only=1", "by_value=1"}), kv_merge}};
 }
 
 }  // namespace pare::cases

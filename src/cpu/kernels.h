@@ -7,7 +7,7 @@
 
 #include "ops/attention.h"
 #include "ops/blocks.h"
-#include "ops/events.h"
+#include "ops/compression.h"
 #include "ops/linear.h"
 #include "ops/list.h"
 #include "ops/logits.h"
@@ -143,11 +143,11 @@ struct BlockScoreArgs {
   BlockSummary kind;
 };
 
-// Scores of slots of one event and head (ops/events.h): score, pages and workspace are those of the event and head,
-// k_pages starts at the head.
+// Scores of slots of one compression and head (ops/compression.h): score, pages and workspace are those of the
+// compression and head, k_pages starts at the head.
 struct KvWindowArgs {
   float* score;
-  const float *windows, *k_pages;  // windows: head 0 of the group in the first row of the event's window
+  const float *windows, *k_pages;  // windows: head 0 of the group in the first row of the compression's window
   const int32_t* pages;
   int64_t window_stride, page_stride, group, head_dim;
   int64_t window, window_first;
@@ -194,8 +194,8 @@ extern const Kernels kernels_avx2, kernels_avx512, kernels_neon, kernels_generic
 
 // Scratch, in floats: gemm scratch_rows * depth + 16 with scratch_rows <= kMaxScratchRows; gemm_t
 // kGemmTDepth * kPanel * (panels + 1); attention as attn_scratch and attn_bwd_scratch say, for `slots` slots; of an
-// event or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (head_dim + slots) +
-// slots
+// compression or entry with `slots` slots, rounded up to whole pages: kv_window_scores window * group * (head_dim +
+// slots) + slots
 // + 2 * kernel + 64, kv_redundancy head_dim * slots + 1280, kv_nearest (head_dim + 17) * slots + 16 * head_dim.
 // attn_paged: paged_scratch, and with mass mass_scratch more.  Those of logits: 3 for each tile of the vocabulary.
 constexpr int64_t kMaxScratchRows = 128, kGemmTDepth = 256;

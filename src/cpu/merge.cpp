@@ -5,17 +5,17 @@
 #include <cmath>
 #include <vector>
 
-#include "cpu/events.h"
+#include "cpu/compression.h"
 
 namespace pare::cpu {
 
 namespace {
 
-// One event and head.
+// One compression and head.
 struct Head {
   const KvMerge& a;
-  const KvEvent& e;
-  int64_t event, h;
+  const KvCompression& e;
+  int64_t compression, h;
   int64_t kv_heads, head_dim;
   const int32_t *src, *keep;
   float *nearest, *cosine;  // by slot
@@ -94,9 +94,9 @@ void merge_nearest(const Head& m, float threshold) {
   }
 }
 
-// threshold <- its next value, from the cosines of all heads of the event.
+// threshold <- its next value, from the cosines of all heads of the compression.
 void next_threshold(const KvMerge& a, float* threshold, const Head* heads, int64_t count) {
-  const KvEvent& e = heads[0].e;
+  const KvCompression& e = heads[0].e;
   const int64_t evicted = e.slots - slots_after(e);
   if (evicted == 0) return;
   float sum = 0;
@@ -130,12 +130,12 @@ void overlay(const Head& m, const int32_t* dst) {
 void kv_merge(const KvMerge& a, Stream stream) {
   constexpr const char* op = "kv_merge";
   const KvCompact& c = a.compact;
-  const int64_t n = c.events.shape[0], pages = c.k_pages.shape[0], K = c.k_pages.shape[1], D = c.k_pages.shape[2];
+  const int64_t n = c.compressions.shape[0], pages = c.k_pages.shape[0], K = c.k_pages.shape[1], D = c.k_pages.shape[2];
   const int64_t max_keep = c.keep.shape[2], row = c.src_pages.shape[1] * kPageSlots;
   const float* const k_pages = c.k_pages.as<float>();
-  const KvEvent* const events = read_events(op, c.events);
-  const int32_t* const src = pages_before(op, c.src_pages, events, n, pages);
-  const int32_t* const dst = pages_after(op, c.dst_pages, events, n, pages);
+  const KvCompression* const compressions = read_compressions(op, c.compressions);
+  const int32_t* const src = pages_before(op, c.src_pages, compressions, n, pages);
+  const int32_t* const dst = pages_after(op, c.dst_pages, compressions, n, pages);
   const int32_t* const keep = c.keep.as<int32_t>();
   float *const links = a.links.as<float>(), *const merged = a.merged.as<float>();
   const bool d2o = a.kind == KvMergeKind::d2o;
@@ -144,12 +144,13 @@ void kv_merge(const KvMerge& a, Stream stream) {
 
   std::vector<Head> heads;
   for (int64_t i = 0; i < n * K; i++) {
-    const KvEvent& e = events[i / K];
+    const KvCompression& e = compressions[i / K];
     if (e.keep > max_keep) [[unlikely]]
-      throw std::logic_error(cat("cpu: ", op, ": event ", i / K, " keeps ", e.keep, " slots, keep is ", c.keep.str()));
+      throw std::logic_error(
+          cat("cpu: ", op, ": compression ", i / K, " keeps ", e.keep, " slots, keep is ", c.keep.str()));
     heads.push_back({.a = a,
                      .e = e,
-                     .event = i / K,
+                     .compression = i / K,
                      .h = i % K,
                      .kv_heads = K,
                      .head_dim = D,
@@ -178,19 +179,19 @@ void kv_merge(const KvMerge& a, Stream stream) {
     }
   });
   for (int64_t i = 0; d2o && i < n; i++)
-    if (events[i].keep) next_threshold(a, threshold + state[i], heads.data() + i * K, K);
+    if (compressions[i].keep) next_threshold(a, threshold + state[i], heads.data() + i * K, K);
   parallel(pieces, slots * static_cast<double>(D), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Head& m = heads[static_cast<size_t>(i)];
       for (int64_t j = 0; j < m.e.keep; j++) m.row(j)[2 * D] = 0;
-      if (m.e.keep) merge_nearest(m, d2o ? threshold[state[m.event]] : 0);
+      if (m.e.keep) merge_nearest(m, d2o ? threshold[state[m.compression]] : 0);
     }
   });
   kv_compact(c, stream);
   parallel(pieces, slots * static_cast<double>(D), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
       const Head& m = heads[static_cast<size_t>(i)];
-      overlay(m, dst + m.event * c.dst_pages.stride[0]);
+      overlay(m, dst + m.compression * c.dst_pages.stride[0]);
     }
   });
 }

@@ -8,7 +8,7 @@
 namespace pare {
 
 namespace {
-constexpr size_t kEventsAtOnce = 64;  // bounds the scratch memory of a pass with many events
+constexpr size_t kCompressionsAtOnce = 64;  // bounds the scratch memory of a pass with many compressions
 }  // namespace
 
 Compressor::Compressor(const Model& model, const KvSpec& spec, KvCache& cache, KvPolicy& policy, Arena& kv)
@@ -31,7 +31,7 @@ void Compressor::compress(const std::vector<PagedRun>& runs, Arena& scratch) {
   };
   for (const PagedRun& run : runs) {
     if (threshold_ && run.tokens == run.rows) cache_.device().zero({.x = thresholds(run.sequence)});  // a new one
-    if (due.size() + cache_.layers() > kEventsAtOnce) flush();
+    if (due.size() + cache_.layers() > kCompressionsAtOnce) flush();
     for (int layer = 0; layer < cache_.layers(); layer++)
       if (residency_.due(layer, run.prompt, cache_.slots(run.sequence, layer), run.tokens))
         due.push_back({&run, layer});
@@ -42,7 +42,7 @@ void Compressor::compress(const std::vector<PagedRun>& runs, Arena& scratch) {
 void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   Device& device = cache_.device();
   const auto n = static_cast<int64_t>(due.size()), width = cache_.max_pages();
-  std::vector<KvEvent> list;
+  std::vector<KvCompression> list;
   std::vector<int32_t> src_pages(n * width), dst_pages(n * width), rings;
   int64_t most_slots = 0, most_kept = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -67,8 +67,8 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
     device.upload({.dst = t, .src = data});
     return t;
   };
-  constexpr int64_t kFields = sizeof(KvEvent) / sizeof(int32_t);
-  const Tensor events = upload("kv.events", list.data(), n, kFields);
+  constexpr int64_t kFields = sizeof(KvCompression) / sizeof(int32_t);
+  const Tensor compressions = upload("kv.compressions", list.data(), n, kFields);
   const int64_t pages = (most_slots + kPageSlots - 1) / kPageSlots;  // of the longest list
   const Tensor src = upload("kv.src_pages", src_pages.data(), n, width).columns(0, pages);
   const Tensor dst = upload("kv.dst_pages", dst_pages.data(), n, width).columns(0, pages);
@@ -77,10 +77,10 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   const Tensor oldest = upload("kv.oldest", rings.data(), 1, n).flat();
   const Tensor score = scratch.alloc("kv.score", model_.stat, {n, model_.config.kv_heads, pages * kPageSlots});
   const KvWork work = kv_work(list.data(), n);
-  policy_.score({events, src, oldest, work}, score, scratch);
+  policy_.score({compressions, src, oldest, work}, score, scratch);
   device.kv_select({.keep = keep,
                     .score = work.kept == work.slots - work.candidates ? Tensor{} : score,  // all of it is forced
-                    .events = events,
+                    .compressions = compressions,
                     .work = work,
                     .shared_heads = spec_.evict.scope == KvScope::per_layer});
   move({.k_pages = cache_.k_pages,
@@ -90,7 +90,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
         .keep = keep,
         .src_pages = src,
         .dst_pages = dst,
-        .events = events,
+        .compressions = compressions,
         .work = work},
        due, scratch);
   cache_.drop_cut();
@@ -98,7 +98,7 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
   std::vector<int32_t> host(keep.size());
   device.download({.dst = host.data(), .src = keep});
   for (int64_t i = 0; i < n; i++) {
-    const KvEvent& e = list[i];
+    const KvCompression& e = list[i];
     const int64_t kv_heads = model_.config.kv_heads, scored = e.slots - e.first;
     KvTrace t{due[i].layer, due[i].run->tokens, e.slots, e.first, std::vector<bool>(kv_heads * scored)};
     for (int64_t h = 0; h < kv_heads; h++)

@@ -1,4 +1,4 @@
-// Compression events: layers whose slots have reached budget + buffer are cut to the budget, after a pass.
+// Compressions: layers whose slots have reached budget + buffer are cut to the budget, after a pass.
 #pragma once
 #include <functional>
 #include <span>
@@ -19,9 +19,9 @@ class Compressor {
   void compress(const std::vector<PagedRun>& runs, Arena& scratch);
   void forked(int parent, int child);
 
-  // Called for each event, if set: a layer of `run` gives up `evicted` slots.
+  // Called for each compression, if set: a layer of `run` gives up `evicted` slots.
   std::function<void(const PagedRun& run, int64_t evicted)> counted;
-  // Called with the choice of each event, if set.  Waits for the device: the keep lists are read back.
+  // Called with the choice of each compression, if set.  Waits for the device: the keep lists are read back.
   std::function<void(const PagedRun& run, KvTrace)> trace;
 
  private:
@@ -38,7 +38,7 @@ class Compressor {
   KvCache& cache_;
   KvPolicy& policy_;
   const KvResidency residency_;
-  Tensor threshold_;  // stat [sequences * layers]: D2O's, 0 before the first event
+  Tensor threshold_;  // stat [sequences * layers]: D2O's, 0 before the first compression
 };
 
 }  // namespace pare

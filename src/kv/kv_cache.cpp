@@ -163,7 +163,7 @@ void KvCache::copy_cut(Arena& scratch) {
   cut_copies_.clear();
 }
 
-// Not before: a page given up by one event must not become the fresh page of another that is copied at the same time.
+// Not before: a page given up by one compression must not become the fresh page of another of the same pass.
 void KvCache::drop_cut() {
   for (const Cut& c : cut_) {
     pool_.release(c.page);

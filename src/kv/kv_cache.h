@@ -45,7 +45,7 @@ class KvCache {
   int fork(int parent, int64_t reservation, int64_t shared = std::numeric_limits<int64_t>::max());
   void extend(int sequence, int64_t reservation);  // adds to its reservation
   void append(int sequence, int64_t n);            // n more slots in every layer
-  // A compression event: cuts a layer to `slots` slots.  Pages wholly below slot `first` stay; of the others, shared
+  // A compression: cuts a layer to `slots` slots.  Pages wholly below slot `first` stay; of the others, shared
   // ones are replaced by fresh ones (by a copy, if slots before `first` lie in it), and those past the end are
   // released. src and dst: the page lists between which KvCompact moves the slots, [max pages] each.  `renew`: released
   // pages return to the sequence's reservation, since it will grow again.

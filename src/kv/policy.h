@@ -1,5 +1,5 @@
 // Interface of KV policies.  A policy observes every layer of every pass and returns one thing: the scores of slots in
-// a compression event (evicting policies), or the blocks that a decoded token reads (block-sparse ones).
+// a compression (evicting policies), or the blocks that a decoded token reads (block-sparse ones).
 #pragma once
 #include <memory>
 #include <vector>
@@ -38,11 +38,11 @@ struct KvBlocks {
   std::vector<int64_t> slots;  // that each entry reads
 };
 
-// Compression events, all of one pass or some of them.
-struct KvEvents {
-  Tensor events;     // i32 [E, 5]: KvEvent
-  Tensor src_pages;  // i32 [E, max pages]: before the event
-  Tensor oldest;     // i32 [E]: where in a ring of window() rows the oldest lies
+// Compressions, all of one pass or some of them.
+struct KvCompressions {
+  Tensor compressions;  // i32 [E, 5]: KvCompression
+  Tensor src_pages;     // i32 [E, max pages]: before the compression
+  Tensor oldest;        // i32 [E]: where in a ring of window() rows the oldest lies
   KvWork work;
 };
 
@@ -52,7 +52,7 @@ class KvPolicy {
 
   // Before the layers of a pass: adds its inputs, which last as long as the pass.
   virtual void begin(const std::vector<PagedRun>& /*runs*/, Inputs& /*inputs*/) {}
-  // Before the attention of a layer: records what later events need, and returns the blocks to read.
+  // Before the attention of a layer: records what later compressions need, and returns the blocks to read.
   virtual void observe(const KvPass& /*pass*/) {}
   virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }
   // Block-sparse policies: the budget of the next passes.
@@ -68,13 +68,13 @@ class KvPolicy {
   virtual int32_t window() const { return 1; }
   virtual int32_t window_row(int /*layer*/, int /*sequence*/) const { return 0; }
 
-  // Evicting policies.  An event keeps slots that are forced at either end of what is not protected, and for the rest
-  // those with the highest scores.  forced_first(): tokens beyond the protected ones that stay because they are the
-  // oldest; forced_last(budget): because they are the newest.
+  // Evicting policies.  A compression keeps slots that are forced at either end of what is not protected, and for the
+  // rest those with the highest scores.  forced_first(): tokens beyond the protected ones that stay because they are
+  // the oldest; forced_last(budget): because they are the newest.
   virtual int64_t forced_first() const { return 0; }
   virtual int64_t forced_last(int64_t budget) const { return budget; }
-  // score: stat [E, K, max_slots] out, for the candidates of each event.
-  virtual void score(const KvEvents& /*events*/, const Tensor& /*score*/, Arena& /*scratch*/) {}
+  // score: stat [E, K, max_slots] out, for the candidates of each compression.
+  virtual void score(const KvCompressions& /*compressions*/, const Tensor& /*score*/, Arena& /*scratch*/) {}
 };
 
 // Returns the policy of `spec`, null for dense.  Allocates its state from `kv`, named kv.*.

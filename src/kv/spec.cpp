@@ -36,7 +36,7 @@ KvResidency::KvResidency(const KvSpec& spec, int64_t layers)
       mass_(spec.method == KvMethod::h2o),
       trigger_(spec.evict.trigger),
       prompt_(spec.evict.prompt),
-      buffer_(std::max<int64_t>(spec.evict.buffer, 1)),  // 0: an event after every token
+      buffer_(std::max<int64_t>(spec.evict.buffer, 1)),  // 0: a compression after every token
       mean_(spec.evict.budget),
       window_(spec.window.size),
       budget_(layer_budgets(spec, layers)) {}
@@ -68,26 +68,27 @@ int64_t KvResidency::after_prefill(int64_t layer, int64_t prompt) const {
   return due(layer, prompt, prompt, prompt) ? protected_slots(prompt) + budget(layer, prompt) : prompt;
 }
 
-int64_t KvResidency::first_event(int64_t layer, int64_t prompt) const {
+int64_t KvResidency::first_compression(int64_t layer, int64_t prompt) const {
   if (!evicts_ || trigger_ == KvTrigger::prefill_once) return std::numeric_limits<int64_t>::max();
   const int64_t own = prompt - protected_slots(prompt), free = after_prefill(layer, prompt) - protected_slots(prompt);
   return std::max(limit(layer) - free, mean_ + 1 - own);
 }
 
-// Until the first event the slots grow.  From the budget they grow again to each later one, to no more than before.
+// Until the first compression the slots grow.  From the budget they grow again to each later one, and no further.
 int64_t KvResidency::peak(int64_t layer, int64_t prompt, int64_t fed) const {
-  const int64_t start = after_prefill(layer, prompt), first = first_event(layer, prompt);
+  const int64_t start = after_prefill(layer, prompt), first = first_compression(layer, prompt);
   if (first > fed) return start + fed;
   return start + first;
 }
 
 int64_t KvResidency::prompt_pages(int64_t prompt) const { return layers() * pages_of(prompt); }
 
-// An event rewrites every page that is not wholly protected, so that a shared one must be replaced.
+// A compression rewrites every page that is not wholly protected, so that a shared one must be replaced.
 int64_t KvResidency::sample_pages(int64_t prompt, int64_t fed) const {
   int64_t pages = 0;
   for (int64_t l = 0; l < layers(); l++) {
-    const int64_t shared = decode_events(l, prompt, fed) || mass_ ? protected_slots(prompt) : after_prefill(l, prompt);
+    const int64_t shared =
+        decode_compressions(l, prompt, fed) || mass_ ? protected_slots(prompt) : after_prefill(l, prompt);
     pages += pages_of(peak(l, prompt, fed)) - shared / kPageSlots;
   }
   return pages;
@@ -98,7 +99,7 @@ int64_t KvResidency::last_sample_pages(int64_t prompt, int64_t fed, int64_t samp
   for (int64_t l = 0; l < layers(); l++) {
     const int64_t start = after_prefill(l, prompt);
     pages += pages_of(peak(l, prompt, fed)) - pages_of(start);
-    if (samples > 1 && decode_events(l, prompt, fed) && !mass_)
+    if (samples > 1 && decode_compressions(l, prompt, fed) && !mass_)
       pages += start / kPageSlots - protected_slots(prompt) / kPageSlots;
   }
   return pages;

@@ -81,13 +81,13 @@ inline BlockSummary summary_kind(const KvSpec& spec) {
 void check_kv(const KvSpec& spec);
 
 // Slots that each layer of a sequence holds, and the times of its compression: the prompt is prefilled in full; then,
-// whenever the slots that are not protected have grown to budget + buffer, an event cuts them to the budget.  A dense
-// cache is the case without events.
+// whenever the slots that are not protected have grown to budget + buffer, a compression cuts them to the budget.  A
+// dense cache is the case without compressions.
 //
 // PyramidKV's budgets fall from layer to layer, with rollout.kv.evict.budget as their mean.  A sequence that fits the
-// mean is left alone in every layer, as published; later events cut every layer to its own budget.  At the end of a
-// prompt (prefill_once) the budgets depend on its length n, as published: with C = budget - window, they are equal if n
-// < 2 C, and the first layer keeps no more than n.
+// mean is left alone in every layer, as published; later compressions cut every layer to its own budget.  At the end of
+// a prompt (prefill_once) the budgets depend on its length n, as published: with C = budget - window, they are equal if
+// n < 2 C, and the first layer keeps no more than n.
 //
 // A sequence: `prompt` tokens, then `fed` tokens of the response whose keys and values are appended (the last token of
 // a response never is).
@@ -96,7 +96,7 @@ class KvResidency {
   KvResidency(const KvSpec& spec, int64_t layers);
 
   int64_t layers() const { return static_cast<int64_t>(budget_.size()); }
-  // Slots that an event keeps beyond the protected ones.
+  // Slots that a compression keeps beyond the protected ones.
   int64_t budget(int64_t layer, int64_t prompt) const;
   int64_t protected_slots(int64_t prompt) const;
   // Slots of a prompt whose full pages its samples share: all, but for h2o, which writes to what may be evicted.
@@ -114,9 +114,11 @@ class KvResidency {
   int64_t last_sample_pages(int64_t prompt, int64_t fed, int64_t samples) const;
 
  private:
-  // Tokens of the response before the first event while decoding.
-  int64_t first_event(int64_t layer, int64_t prompt) const;
-  bool decode_events(int64_t layer, int64_t prompt, int64_t fed) const { return first_event(layer, prompt) <= fed; }
+  // Tokens of the response before the first compression while decoding.
+  int64_t first_compression(int64_t layer, int64_t prompt) const;
+  bool decode_compressions(int64_t layer, int64_t prompt, int64_t fed) const {
+    return first_compression(layer, prompt) <= fed;
+  }
   int64_t limit(int64_t layer) const { return budget_[layer] + buffer_; }  // beyond what is protected
 
   const bool evicts_, mass_;

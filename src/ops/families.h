@@ -3,8 +3,8 @@
 #pragma once
 #include "ops/attention.h"
 #include "ops/blocks.h"
+#include "ops/compression.h"
 #include "ops/data.h"
-#include "ops/events.h"
 #include "ops/linear.h"
 #include "ops/logits.h"
 #include "ops/merge.h"

@@ -64,7 +64,7 @@
 //               the segment's first; a product each from +0.  So parts of a shared prompt can be computed side by side
 //   RMSNorm dw  1024 strands, row r in strand r % 1024: a chain each; eight neighbours are added ascending, those 128
 //               sums ascending from +0, then to dw.  So a pass over the rows can hold a strand in a warp
-//   masses, events, merging   ops/paged.h, events.h, merge.h; products of queries and keys as here
+//   masses, compressions, merging   ops/paged.h, compression.h, merge.h; products of queries and keys as here
 //
 // Cost: flops counts multiply and add as two.  Matrix products and attention follow the closed forms 2*N*I*O and
 // 4*H*D*pairs (10*H*D*pairs backward), where `pairs` is the number of visible (query, key) pairs of one head, which the

@@ -4,13 +4,13 @@
 #include <array>
 #include <cstdint>
 
-#include "ops/events.h"
+#include "ops/compression.h"
 
 namespace pare {
 
-// Destination of the evicted slots e of an event (those of [first, slots) that `keep` does not name), head by head.
-// c(e) is the kept slot with the largest s = cosine of the keys as they lie in the pages (S of KvRedundancy; ties: the
-// larger slot), s_e that cosine, |v| the root of the row sum of v^2.
+// Destination of the evicted slots e of a compression (those of [first, slots) that `keep` does not name), head by
+// head. c(e) is the kept slot with the largest s = cosine of the keys as they lie in the pages (S of KvRedundancy;
+// ties: the larger slot), s_e that cosine, |v| the root of the row sum of v^2.
 //
 //   d2o    every e with s_e >= threshold;  x_c <- (x_c + sum of s_e x_e) / (1 + #e)    (D2O, Wan et al. 2024)
 //   value  every e with s_e > 0;  v_c <- (v_c + sum of u_e v_e) / (1 + sum of u_e),
@@ -18,9 +18,10 @@ namespace pare {
 //
 // Sums are chains from x_c (weights: from 1), e ascending, fused where there is a product.
 //
-// threshold (D2O): one number per sequence and layer, 0 before its first event.  m is the mean of s_e over the evicted
-// slots of all heads (row sums over slots, added over heads ascending); then threshold <- m at the first event, later
-// ema_old * threshold + ema_new * m, and this event compares with the result.  Nothing evicted: it stays.
+// threshold (D2O): one number per sequence and layer, 0 before its first compression.  m is the mean of s_e over the
+// evicted slots of all heads (row sums over slots, added over heads ascending); then threshold <- m at the first
+// compression, later ema_old * threshold + ema_new * m, and this compression compares with the result.  Nothing
+// evicted: it stays.
 enum class KvMergeKind : int32_t { d2o, value };
 // KvCompact with what is evicted merged into what stays.  A slot to which nothing comes keeps its bits.
 struct KvMerge {
@@ -31,10 +32,10 @@ struct KvMerge {
   Tensor merged;         // stat [E, K, max_keep, 2 * D + 1] workspace
   Tensor rope;           // stat [positions, D], for unrotated keys, else absent
   Tensor threshold;      // stat [T] acc, for d2o, else absent
-  Tensor threshold_row;  // i32 [E]: which of them is the event's; no two share one; for d2o
+  Tensor threshold_row;  // i32 [E]: which of them is the compression's; no two share one; for d2o
   float ema_old, ema_new;
   void check(Contract& c) const {
-    const int64_t E = compact.events.shape[0], K = compact.k_pages.shape[1], D = compact.k_pages.shape[2];
+    const int64_t E = compact.compressions.shape[0], K = compact.k_pages.shape[1], D = compact.k_pages.shape[2];
     compact.check(c);
     c.that(keys == MergeKeys::none || kind != KvMergeKind::value, "this kind of merging leaves keys alone");
     c.stat("links", links, {E, K, 2, compact.src_pages.shape[1] * kPageSlots});

@@ -1,4 +1,4 @@
-// Rows of the index tensors that name sequences: of a packed batch, of a pass over pages, of a compression event.
+// Rows of the index tensors that name sequences: of a packed batch, of a pass over pages, of a compression.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -35,8 +35,8 @@ struct PagedRow {
   int32_t table_row;  // row of page_table; slot s lies in page page_table[table_row][s / 16], at s % 16
 };
 
-// A compression event (events.h).
-struct KvEvent {
+// A compression (compression.h).
+struct KvCompression {
   int32_t slots;       // resident before
   int32_t first;       // protected slots
   int32_t recent;      // newest slots that always stay
@@ -44,7 +44,7 @@ struct KvEvent {
   int32_t window_row;  // first row of its window of queries
 };
 
-// Sums over a list of events, for the costs (the events themselves lie on the device).
+// Sums over a list of compressions, for the costs (the compressions themselves lie on the device).
 struct KvWork {
   int64_t slots = 0;       // of slots - first
   int64_t candidates = 0;  // of slots - first - recent
@@ -53,9 +53,9 @@ struct KvWork {
   int64_t crossed = 0;     // of (slots - first - keep) * keep
   bool operator==(const KvWork&) const = default;
 };
-inline KvWork kv_work(const KvEvent* events, int64_t n) {
+inline KvWork kv_work(const KvCompression* compressions, int64_t n) {
   KvWork w;
-  for (const KvEvent* e = events; e < events + n; e++) {
+  for (const KvCompression* e = compressions; e < compressions + n; e++) {
     const int64_t slots = e->slots - e->first;
     w.slots += slots, w.candidates += slots - e->recent, w.kept += e->keep, w.pairs += slots * slots;
     w.crossed += (slots - e->keep) * e->keep;

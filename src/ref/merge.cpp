@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ref/events.h"
+#include "ref/compression.h"
 
 namespace pare::ref {
 
 namespace {
 
-// One event and head, in double: keys and values by slot, and where each evicted slot goes.
+// One compression and head, in double: keys and values by slot, and where each evicted slot goes.
 struct Head {
   std::vector<std::vector<double>> k, v;  // [slots][D]
   std::vector<int32_t> pos, kept, evicted;
@@ -26,10 +26,10 @@ double dot(const std::vector<double>& a, const std::vector<double>& b) {
 double length(const std::vector<double>& a) { return std::sqrt(dot(a, a)); }
 
 template <class T>
-Head read_head(const KvCompact& a, const KvEvent& e, int64_t event, int64_t h) {
+Head read_head(const KvCompact& a, const KvCompression& e, int64_t compression, int64_t h) {
   const View<T> k(a.k_pages), v(a.v_pages);
   const View<int32_t> keep(a.keep), pos(a.pos_pages);
-  const EventPages page{View<int32_t>(a.src_pages), event};
+  const CompressionPages page{View<int32_t>(a.src_pages), compression};
   Head head;
   for (int64_t s = 0; s < e.slots; s++) {
     const int64_t p = page(s), at = s % kPageSlots;
@@ -37,7 +37,7 @@ Head read_head(const KvCompact& a, const KvEvent& e, int64_t event, int64_t h) {
     for (int64_t d = 0; d < a.k_pages.shape[2]; d++) key.push_back(k(p, h, d, at)), value.push_back(v(p, h, at, d));
     head.k.push_back(key), head.v.push_back(value), head.pos.push_back(pos(p, h, at));
   }
-  for (int32_t j = 0; j < e.keep; j++) head.kept.push_back(keep(event, h, j));
+  for (int32_t j = 0; j < e.keep; j++) head.kept.push_back(keep(compression, h, j));
   for (int32_t s = e.first; s < e.slots; s++)
     if (!std::binary_search(head.kept.begin(), head.kept.end(), s)) head.evicted.push_back(s);
   for (int32_t s : head.evicted) {
@@ -91,10 +91,10 @@ void add_evicted(const KvMerge& a, Head& head, size_t c, const std::vector<size_
   head.v[to] = value;
 }
 
-// The threshold of the event after it, from the heads' cosines.
+// The threshold of the compression after it, from the heads' cosines.
 template <class T>
-double next_threshold(const KvMerge& a, const std::vector<Head>& heads, int64_t event) {
-  T& threshold = View<T>(a.threshold)(View<int32_t>(a.threshold_row)(event));
+double next_threshold(const KvMerge& a, const std::vector<Head>& heads, int64_t compression) {
+  T& threshold = View<T>(a.threshold)(View<int32_t>(a.threshold_row)(compression));
   double sum = 0, n = 0;
   for (const Head& head : heads)
     for (double x : head.cosine) sum += x, n++;
@@ -108,13 +108,13 @@ double next_threshold(const KvMerge& a, const std::vector<Head>& heads, int64_t 
 
 void kv_merge(const KvMerge& a, Stream stream) {
   const KvCompact& c = a.compact;
-  const auto events = read_events("kv_merge", c.events, c.work);
-  expect_compact("kv_merge", c, events);
+  const auto compressions = read_compressions("kv_merge", c.compressions, c.work);
+  expect_compact("kv_merge", c, compressions);
   if (a.kind == KvMergeKind::d2o) expect_index("kv_merge", "threshold_row", a.threshold_row, a.threshold.shape[0]);
   dispatch("kv_merge", c.k_pages, [&]<class T>(T) {
-    std::vector<std::vector<Head>> heads(events.size());
-    for (size_t i = 0; i < events.size(); i++) {
-      for (int64_t h = 0; h < c.k_pages.shape[1]; h++) heads[i].push_back(read_head<T>(c, events[i], i, h));
+    std::vector<std::vector<Head>> heads(compressions.size());
+    for (size_t i = 0; i < compressions.size(); i++) {
+      for (int64_t h = 0; h < c.k_pages.shape[1]; h++) heads[i].push_back(read_head<T>(c, compressions[i], i, h));
       const double threshold = a.kind == KvMergeKind::d2o ? next_threshold<T>(a, heads[i], i) : 0;
       for (int64_t h = 0; h < c.k_pages.shape[1]; h++) {
         Head& head = heads[i][h];
@@ -129,12 +129,12 @@ void kv_merge(const KvMerge& a, Stream stream) {
     }
     kv_compact(c, stream);
     const View<T> k(c.k_pages), v(c.v_pages);
-    for (size_t i = 0; i < events.size(); i++)
+    for (size_t i = 0; i < compressions.size(); i++)
       for (int64_t h = 0; h < c.k_pages.shape[1]; h++)
         for (size_t j = 0; j < heads[i][h].kept.size(); j++) {
           const Head& head = heads[i][h];
-          const int64_t to = events[i].first + j, from = head.kept[j], at = to % kPageSlots;
-          const int64_t page = EventPages{View<int32_t>(c.dst_pages), int64_t(i)}(to);
+          const int64_t to = compressions[i].first + j, from = head.kept[j], at = to % kPageSlots;
+          const int64_t page = CompressionPages{View<int32_t>(c.dst_pages), int64_t(i)}(to);
           for (size_t d = 0; d < head.k[from].size(); d++) {
             k(page, h, d, at) = static_cast<T>(head.k[from][d]);
             v(page, h, at, d) = static_cast<T>(head.v[from][d]);

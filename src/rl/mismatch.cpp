@@ -197,7 +197,7 @@ void report_kv(const RolloutStats& s, int64_t page_bytes, Metrics& m) {
     m.set("kv/tokens_saved/peak", 1 - s.peak_resident / s.peak_dense);
     m.set("kv/tokens_saved/read", 1 - s.read / s.dense);
   }
-  m.set("kv/events", static_cast<double>(s.events));
+  m.set("kv/compressions", static_cast<double>(s.compressions));
   m.set("kv/evicted_tokens", static_cast<double>(s.evicted));
   m.set("perf/kv_peak_bytes", static_cast<double>(s.peak_pages * page_bytes));
 }

@@ -52,7 +52,7 @@ void report_mismatch(const RolloutCorrectionKeys& keys, const Update& update, co
 void report_corrections(const RolloutCorrectionKeys& keys, std::span<const Trajectory> samples, Metrics& metrics);
 
 // kv/...: tokens resident and read per decoded token, what that saves of a dense cache on the mean and at the peak,
-// events and evicted slots.  perf/kv_peak_bytes: bytes of the pages in use at the peak, which depends on how many
+// compressions and evicted slots.  perf/kv_peak_bytes: bytes of the pages in use at the peak, which depends on how many
 // sequences run together.
 void report_kv(const RolloutStats& stats, int64_t page_bytes, Metrics& metrics);
 

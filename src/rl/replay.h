@@ -15,7 +15,7 @@ struct LearnerKeys {
   bool operator==(const LearnerKeys&) const = default;
 };
 
-// The events of the cache during one generate(), by sequence.
+// The compressions of the cache during one generate(), by sequence.
 class TraceRecorder {
  public:
   // For Sampling::trace; empty where there is nothing to record.  The recorder outlives its use.

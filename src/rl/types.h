@@ -26,7 +26,7 @@ struct Trajectory {
   std::vector<uint64_t> hashes = {};           // Completion::hashes; 0: given
   bool finished = false;                       // ended by an EOS or a stop; otherwise cut at the length limit
   std::optional<int32_t> sampler_row = {};     // Member::sampler_row
-  std::shared_ptr<const KvTraces> trace = {};  // events of its cache, where the learner is to replay them
+  std::shared_ptr<const KvTraces> trace = {};  // compressions of its cache, where the learner is to replay them
   std::shared_ptr<const KeptIds> kept = {};    // Completion::kept, where the learner cannot find them
   double score = 0;                            // the verifier's, before any shaping
   // rewards.h

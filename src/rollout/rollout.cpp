@@ -72,7 +72,7 @@ void RolloutStats::add(const RolloutStats& o) {
   finished += o.finished, completions += o.completions, waited += o.waited;
   resident += o.resident, dense += o.dense, read += o.read, decode_rows += o.decode_rows;
   peak_resident = std::max(peak_resident, o.peak_resident), peak_dense = std::max(peak_dense, o.peak_dense);
-  events += o.events, evicted += o.evicted;
+  compressions += o.compressions, evicted += o.evicted;
 }
 
 void Rollout::check(const std::vector<Request>& requests, const Sampling& sampling) const {
@@ -156,7 +156,7 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   if (compressor)
     compressor->counted = [&](const PagedRun& run, int64_t evicted) {
       QueuedPass::Count& c = pass.counts[&run - batch.runs.data()];
-      c.events++, c.evicted += evicted;
+      c.compressions++, c.evicted += evicted;
     };
 
   // All uploads come first: those of a pass that is launched as one would overtake its kernels.
@@ -183,7 +183,7 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   else
     forward_and_draw();
 
-  // Before the events that follow the pass: what its attention saw.
+  // Before the compressions that follow the pass: what its attention saw.
   for (size_t i = 0; i < batch.runs.size() && batch.runs[i].decodes(); i++) {
     QueuedPass::Count& c = pass.counts[i];
     for (int l = 0; l < cache_.layers(); l++)
@@ -277,7 +277,7 @@ void Rollout::count(const QueuedPass& pass, const std::vector<bool>& kept) {
     const PagedRun& run = batch.runs[i];
     const QueuedPass::Count& c = pass.counts[i];
     if (run.decodes() && !kept[i]) continue;
-    stats_.events += c.events, stats_.evicted += c.evicted;
+    stats_.compressions += c.compressions, stats_.evicted += c.evicted;
     if (!run.decodes()) continue;
     resident += c.slots, dense += run.tokens, stats_.read += c.read;
     stats_.peak_resident = std::max(stats_.peak_resident, c.slots);
@@ -343,7 +343,7 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
   int64_t samples = 0;
   for (const Request& r : requests) samples += std::ssize(r.uids);
   const bool planned = sampling.planned > 0 && !requests.empty();
-  // Events of the cache are wanted of those that are returned.
+  // Compressions of the cache are wanted of those that are returned.
   const int64_t before = !planned ? samples : sampling.trace ? sampling.planned * std::ssize(requests[0].uids) : 0;
   while (!scheduler.done()) {
     if (scheduler.finished() >= before) skip_alike(scheduler, seen, samples);
@@ -437,8 +437,8 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
   int64_t crowded = longest;
   for (int64_t prompt = longest; prompt > 0 && due(crowded) < layers; prompt--)
     if (due(prompt) > due(crowded)) crowded = prompt;
-  // Rows spread over all sequences, which are where an event is due: at the end of their prompts, or after the last
-  // token of a response.
+  // Rows spread over all sequences, which are where a compression is due: at the end of their prompts, or after the
+  // last token of a response.
   struct Point {
     int64_t tokens, prompt, slots;
   };

@@ -22,7 +22,7 @@ struct Sampling {
   Tensor hidden = {};
   bool hashes = false;                                       // Completion::hashes
   int64_t kept_ids = 0;                                      // most ids of a token in Completion::kept; 0: none there
-  std::function<void(const PagedRun&, KvTrace)> trace = {};  // called with what each event of the cache kept
+  std::function<void(const PagedRun&, KvTrace)> trace = {};  // called with what each compression of the cache kept
   // On the null table, with requests that are all alike and end by their length: tokens and log-probs of the first so
   // many requests alone are returned, the others have none.  Passes that come again are counted without being made.
   int64_t planned = 0;
@@ -42,9 +42,9 @@ struct RolloutStats {
   // cache; slots that its attention read.  And the largest of the first two.
   double resident = 0, dense = 0, read = 0;
   double peak_resident = 0, peak_dense = 0;
-  int64_t decode_rows = 0;          // those tokens
-  int64_t events = 0, evicted = 0;  // compression events of a layer, and slots that they gave up
-  double waited = 0;                // seconds, for the slowest rank, over ranks
+  int64_t decode_rows = 0;                // those tokens
+  int64_t compressions = 0, evicted = 0;  // compressions of a layer, and slots that they gave up
+  double waited = 0;                      // seconds, for the slowest rank, over ranks
 
   void add(const RolloutStats& other);  // of another generate()
 };
@@ -67,7 +67,7 @@ class Rollout {
   // rank fills only its own rows of `hidden`, and calls `drawn` and `trace` for its own samples.
   //
   // Queues RolloutLimits::lookahead passes, each fed on the device by the tokens of the one before; then the host waits
-  // once, for the tokens of all.  With Sampling::trace it waits for every pass and reads back its events.
+  // once, for the tokens of all.  With Sampling::trace it waits for every pass and reads back its compressions.
   //
   // Throws before it starts for prompts that are empty, longer than max_context less max_new_tokens, or with ids
   // outside the vocabulary, and for a request that the pool cannot hold alone (Exit::memory).  After an exception from
@@ -79,7 +79,7 @@ class Rollout {
                                    const std::function<void(const RolloutStats&)>& progress = {},
                                    const std::function<void(const Completion&)>& drawn = {});
 
-  // On the null table: a pass with as many rows, draws and compression events as these limits allow.  It allocates from
+  // On the null table: a pass with as many rows, draws and compressions as these limits allow.  It allocates from
   // `scratch` the most that any generate() does.
   static void plan(const Model& model, const RolloutLimits& limits, Arena& scratch, const Sampling& sampling = {});
 
@@ -109,10 +109,10 @@ class Rollout {
   struct QueuedPass {
     Batch batch;
     int64_t first = 0;  // draw: its place in State::token
-    // Counts of each run: slots of the mean layer that its attention saw and read; events of its layers.
+    // Counts of each run: slots of the mean layer that its attention saw and read; compressions of its layers.
     struct Count {
       double slots = 0, read = 0;
-      int64_t events = 0, evicted = 0;
+      int64_t compressions = 0, evicted = 0;
     };
     std::vector<Count> counts;
   };

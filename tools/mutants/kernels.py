@@ -79,20 +79,20 @@ RULES = [  # (what to damage, replacement, label)
 KNOWN = {
     ("attention_fwd.cu", "cp_async_wait<0>();", "no wait"): "the groups that are left are empty",
     ("attention_bwd_wgmma.cuh", "dv.registers(), p16", "waits for one group less"): "the other wait of the line covers it",
-    ("common.cuh", "the arrival before what is then read", "no fence"): "emulated threads see what is there",
+    ("runtime/common.cuh", "the arrival before what is then read", "no fence"): "emulated threads see what is there",
     ("linear_mma.cuh", "i < steps", "loop off by one"): "a step behind the last has no products",
-    ("events.cuh", "slot >= e.slots", "bound off by one"): "a slot that is none has no norm to be stored",
-    ("events.cuh", "if (i < count) norms", "bound off by one"): "nobody reads the norm of a slot that is none",
-    ("events_scores.cu", "first_own >= e.slots", "bound off by one"): "columns behind the last are not stored",
+    ("compression.cuh", "slot >= e.slots", "bound off by one"): "a slot that is none has no norm to be stored",
+    ("compression.cuh", "if (i < count) norms", "bound off by one"): "nobody reads the norm of a slot that is none",
+    ("compression_scores.cu", "first_own >= e.slots", "bound off by one"): "columns behind the last are not stored",
 }
 
 # Headers that are damaged too, and the source that shows it.
 COMPILED = {"attention.cuh": "attention_fwd.cu", "attention_mma.cuh": "attention_fwd.cu",
             "attention_wgmma.cuh": "attention_fwd.cu", "attention_bwd.cuh": "attention_bwd.cu",
             "attention_bwd_wgmma.cuh": "attention_bwd.cu", "fragment.cuh": "attention_fwd.cu",
-            "events.cuh": "events_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu",
+            "compression.cuh": "compression_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu",
             "ring.cuh": "linear.cu",
-            "common.cuh": "linear.cu"}
+            "runtime/common.cuh": "linear.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")
 
@@ -111,12 +111,12 @@ def mutants():
 
 def run(number, mutant, args):
     path, line, source, label, text = mutant
-    name = os.path.basename(path)
+    name = os.path.relpath(path, "cuda")
     place = os.path.join(args.directory, str(number))
-    os.makedirs(place, exist_ok=True)
+    os.makedirs(os.path.join(place, "runtime"), exist_ok=True)
     compiled = COMPILED.get(name, name)
-    for file in glob.glob("cuda/*.cuh") + [f"cuda/{compiled}"]:
-        shutil.copy(file, place)
+    for file in glob.glob("cuda/*.cuh") + glob.glob("cuda/runtime/*.*h") + [f"cuda/{compiled}"]:
+        shutil.copy(file, os.path.join(place, os.path.relpath(file, "cuda")))
     with open(os.path.join(place, name), "w") as f:
         f.write(text)
     object, program = os.path.join(place, "mutant.o"), os.path.join(place, "tests")

@@ -19,7 +19,7 @@
 //   CUEMU_NCCL_WITHOUT=NAME   it lacks this function
 //   CUEMU_NCCL_DELAY=20       work begins as many milliseconds late, or fewer, at random
 //   CUEMU_NCCL_PATIENCE=1     seconds until it reports a rank for which NCCL would wait for ever; 60
-#include "nccl.h"
+#include "runtime/nccl.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,9 +1,9 @@
 // The kept slot that is nearest to each evicted one.
-#include "cpu/isa/events.h"
+#include "cpu/isa/compression.h"
 
 namespace pare::PARE_ISA {
 
-void kv_nearest(const KvNearestArgs& a, const KvEvent& e, float* scratch) {
+void kv_nearest(const KvNearestArgs& a, const KvCompression& e, float* scratch) {
   constexpr int64_t kRows = 16;  // evicted slots that are compared at once
   const int64_t base = e.first / 16 * 16, begin = e.first - base, end = e.slots - base, stride = round16(end);
   float *unit = scratch, *s = unit + stride * a.head_dim, *place = s + kRows * stride;  // place in keep, or -1

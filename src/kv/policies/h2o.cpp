@@ -1,7 +1,7 @@
 // H2O (Zhang et al. 2023, arXiv 2306.14048): heavy hitters, the tokens with the largest attention received so far, and
 // as many recent ones.
 #include "kv/policies/policies.h"
-#include "ops/events.h"
+#include "ops/compression.h"
 #include "ops/inputs.h"
 
 namespace pare {
@@ -19,11 +19,11 @@ class H2o : public KvPolicy {
   }
   Tensor mass_first() const override { return first_; }
   int64_t forced_last(int64_t budget) const override { return budget - budget / 2; }
-  void score(const KvEvents& e, const Tensor& score, Arena&) override {
+  void score(const KvCompressions& e, const Tensor& score, Arena&) override {
     cache_.device().kv_mass_scores({.score = score,
                                     .mass_pages = cache_.fields.mass,
                                     .src_pages = e.src_pages,
-                                    .events = e.events,
+                                    .compressions = e.compressions,
                                     .work = e.work});
   }
 

@@ -1,7 +1,7 @@
 // R-KV (Cai et al. 2025, arXiv 2505.24133): importance as in SnapKV against redundancy, the mean cosine similarity of a
 // key to all others.
 #include "kv/policies/snapkv.h"
-#include "ops/events.h"
+#include "ops/compression.h"
 
 namespace pare {
 
@@ -11,7 +11,7 @@ class Rkv : public SnapKv {
  public:
   explicit Rkv(const PolicyArgs& a) : SnapKv(a, a.spec.window.size, a.spec.window.pooling_kernel) {}
 
-  void score(const KvEvents& e, const Tensor& score, Arena& scratch) override {
+  void score(const KvCompressions& e, const Tensor& score, Arena& scratch) override {
     SnapKv::score(e, score, scratch);
     const ArenaScope scope(scratch);
     const auto& shape = score.shape;
@@ -19,7 +19,7 @@ class Rkv : public SnapKv {
         {.score = score,
          .k_pages = cache_.k_pages,
          .src_pages = e.src_pages,
-         .events = e.events,
+         .compressions = e.compressions,
          .work = e.work,
          .lambda = static_cast<float>(spec_.rkv.lambda),
          .threshold = static_cast<float>(spec_.rkv.threshold),

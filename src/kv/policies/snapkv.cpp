@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "ops/events.h"
+#include "ops/compression.h"
 
 namespace pare {
 
@@ -13,13 +13,13 @@ SnapKv::SnapKv(const PolicyArgs& a, int64_t window, int64_t kernel)
       scale_(1 / std::sqrt(static_cast<float>(a.config.head_dim))),
       window_(a.config, a.cache, a.kv, window) {}
 
-void SnapKv::score(const KvEvents& e, const Tensor& score, Arena&) {
+void SnapKv::score(const KvCompressions& e, const Tensor& score, Arena&) {
   cache_.device().kv_window_scores({.score = score,
                                     .windows = window_.rows(),
                                     .window_first = e.oldest,
                                     .k_pages = cache_.k_pages,
                                     .src_pages = e.src_pages,
-                                    .events = e.events,
+                                    .compressions = e.compressions,
                                     .work = e.work,
                                     .window = window(),
                                     .aggregate = spec_.window.gqa_aggregation,

@@ -16,7 +16,7 @@ class SnapKv : public KvPolicy {
   int64_t forced_last(int64_t) const override { return window_.size(); }
   int32_t window() const override { return static_cast<int32_t>(window_.size()); }
   int32_t window_row(int layer, int sequence) const override { return window_.first_row(layer, sequence); }
-  void score(const KvEvents& e, const Tensor& score, Arena& scratch) override;
+  void score(const KvCompressions& e, const Tensor& score, Arena& scratch) override;
 
  protected:
   const KvSpec& spec_;

@@ -3,12 +3,12 @@
 // k_pages [pages, K, D, 16] act, D <= 256; windows [rows, H, D] act, at most 16 query heads a key head; score [E, K,
 // max_slots], mass_pages [pages, K, 16] f32.  Candidates of `score` are overwritten (kv_redundancy: changed in place),
 // nothing else.
-// Order: ops/events.h.  f32 has the bits of the `cpu` table; in bf16 products are on tensor cores, all else in f32.
+// Order: ops/compression.h.  f32 has the bits of the `cpu` table; in bf16 only products are on tensor cores.
 //
-// Queries (kv_window_scores).  A thread block has a key head of an event, and as many queries at once as fit, with all
-// their heads; tiles of 64 x 128 products (KeyTile) become logits of a query:
+// Queries (kv_window_scores).  A thread block has a key head of a compression, and as many queries at once as fit, with
+// all their heads; tiles of 64 x 128 products (KeyTile) become logits of a query:
 //
-//        slots 128, a tile ->                  one row a query, all slots of the event
+//        slots 128, a tile ->                  one row a query, all slots of the compression
 //   q0 h0 |. . . . . . . .|     max or mean
 //   q0 h1 |. . . . . . . .|     of the heads   q0 |. . . . . . . .|. . . . . . . .|. . .|  maximum, sum, p:
 //   q1 h0 |. . . . . . . .|  ----------------> q1 |. . . . . . . .|. . . . . . . .|. . .|  16 threads a row,
@@ -29,7 +29,7 @@
 // tensor cores (mma.sync) and by the six instructions on an element of S, about alike; in f32 by the products.
 #include <algorithm>
 
-#include "events.cuh"
+#include "compression.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -44,7 +44,7 @@ struct WindowArgs {
   float* score;
   const T *windows, *k_pages;
   const int32_t* window_first;  // or null
-  Events events;
+  Compressions compressions;
   int64_t max_slots, window_stride;
   int head_dim, group, window, kernel;
   int at_once;  // queries of a round
@@ -86,11 +86,11 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) window_scores(const Win
   using Tile = KeyTile<T>;
   constexpr int kDown = kThreads / kLanes;                            // rows at once, 16 threads each
   __shared__ float tops[kTileRows][kLanes], sums[kTileRows][kLanes];  // an element a thread
-  const KvEvent e = a.events.get();
-  const int candidates = e.slots - e.recent, group = a.group, h = a.events.head();
+  const KvCompression e = a.compressions.get();
+  const int candidates = e.slots - e.recent, group = a.group, h = a.compressions.head();
   if (e.first >= candidates) return;
-  const HeadPages pages = a.events.head_pages();
-  const int oldest = a.window_first ? a.window_first[a.events.event()] : 0;
+  const HeadPages pages = a.compressions.head_pages();
+  const int oldest = a.window_first ? a.window_first[a.compressions.compression()] : 0;
   float* const score = a.score + blockIdx.x * a.max_slots;
   const Tile t(a.head_dim);
   const bool prob = a.aggregate == GqaAgg::mean_prob, exclude = a.span == SoftmaxSpan::exclude_window;
@@ -155,24 +155,26 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) window_scores(const Win
 }
 
 // blockIdx.y is a run of slots.
-__global__ void __launch_bounds__(kThreads)
-    mass_scores(float* __restrict__ score, const float* __restrict__ mass_pages, Events events, int64_t max_slots) {
-  const KvEvent e = events.get();
+__global__ void __launch_bounds__(kThreads) mass_scores(float* __restrict__ score, const float* __restrict__ mass_pages,
+                                                        Compressions compressions, int64_t max_slots) {
+  const KvCompression e = compressions.get();
   const int slot = blockIdx.y * kThreads + threadIdx.x;
   if (slot < e.first || slot >= e.slots - e.recent) return;
-  score[blockIdx.x * max_slots + slot] = mass_pages[events.head_pages().at(slot)];
+  score[blockIdx.x * max_slots + slot] = mass_pages[compressions.head_pages().at(slot)];
 }
 
 // ---- redundancy
 
 struct RedundancyArgs {
   float *score, *workspace;
-  Events events;
+  Compressions compressions;
   int64_t max_slots, row;  // workspace: 4 rows of so many floats, by slot
   int head_dim;
   float lambda, threshold;
   // Sums of the columns of S; the last row above the threshold, or `first`; S there; norms of keys, later r.
-  __device__ __forceinline__ float* values(int i) const { return workspace + (events.pair() * int64_t{4} + i) * row; }
+  __device__ __forceinline__ float* values(int i) const {
+    return workspace + (compressions.pair() * int64_t{4} + i) * row;
+  }
 };
 
 // A part of a column of S: what its rows so far, ascending, come to.
@@ -183,7 +185,7 @@ struct Column {
     sum += s;
     if (is_similar) last = row, similar = s;
   }
-  __device__ __forceinline__ void store(const RedundancyArgs& a, const KvEvent& e, int column) const {
+  __device__ __forceinline__ void store(const RedundancyArgs& a, const KvCompression& e, int column) const {
     if (column < e.first || column >= e.slots) return;
     a.values(0)[column] = sum, a.values(1)[column] = static_cast<float>(last), a.values(2)[column] = similar;
   }
@@ -194,10 +196,10 @@ struct Column {
 __global__ void __launch_bounds__(kThreads, kTileBlocks)
     columns_of_s(const RedundancyArgs a, const float* __restrict__ k_pages) {
   using Tile = KeyTile<float>;
-  const KvEvent e = a.events.get();
-  const int base = e.first / kPageSlots * kPageSlots, begin = base + kTileRows * a.events.tile();
+  const KvCompression e = a.compressions.get();
+  const int base = e.first / kPageSlots * kPageSlots, begin = base + kTileRows * a.compressions.tile();
   if (begin >= e.slots || e.first >= e.slots - e.recent) return;
-  const HeadPages pages = a.events.head_pages();
+  const HeadPages pages = a.compressions.head_pages();
   const float* norms = a.values(3);
   const Tile t(a.head_dim);
   const auto key = [&](int slot) { return UnitKey<float>{key_at(k_pages, pages, slot, a.head_dim), norms[slot]}; };
@@ -266,10 +268,10 @@ __global__ void __launch_bounds__(ColumnsOfS<kD>::kBlock, ColumnsOfS<kD>::kBlock
     columns_of_s16(const RedundancyArgs a, const bf16* __restrict__ k_pages) {
   using S = ColumnsOfS<kD>;
   constexpr int kTiles = S::kTiles, kPiece = S::kPiece, kPart = S::kPart;
-  const KvEvent e = a.events.get();
-  const int base = e.first / kPageSlots * kPageSlots, first_key = base + S::kOwn * a.events.tile();
+  const KvCompression e = a.compressions.get();
+  const int base = e.first / kPageSlots * kPageSlots, first_key = base + S::kOwn * a.compressions.tile();
   if (first_key >= e.slots || e.first >= e.slots - e.recent) return;
-  const HeadPages pages = a.events.head_pages();
+  const HeadPages pages = a.compressions.head_pages();
   const auto fetch = [&](int stage, int first) {
     S::fetch(stage, first, e.slots, pages, k_pages, a.head_dim, a.values(3));
   };
@@ -346,7 +348,7 @@ __global__ void __launch_bounds__(ColumnsOfS<kD>::kBlock, ColumnsOfS<kD>::kBlock
 // r of each slot: the sum of its column, less the rows to which it is the last similar one, ascending.  Few slots are
 // that of any row; a warp looks for the rows of one.  r is not needed before, so it holds marks at first.  A thread has
 // the slots that it has in weigh_redundancy.
-__device__ __forceinline__ void column_means(const RedundancyArgs& a, const KvEvent& e, float* r) {
+__device__ __forceinline__ void column_means(const RedundancyArgs& a, const KvCompression& e, float* r) {
   const float *sums = a.values(0), *last = a.values(1), *similar = a.values(2);
   int* const marks = reinterpret_cast<int*>(r);
   for (int slot = e.first + threadIdx.x; slot < e.slots; slot += kThreads) marks[slot] = 0;
@@ -377,7 +379,7 @@ __device__ __forceinline__ void column_means(const RedundancyArgs& a, const KvEv
 // score = lambda * score - (1 - lambda) * softmax(r)
 __global__ void __launch_bounds__(kThreads) weigh_redundancy(const RedundancyArgs a) {
   __shared__ float tops[kWarps], exps[kThreads], total;
-  const KvEvent e = a.events.get();
+  const KvCompression e = a.compressions.get();
   const int base = e.first / kPageSlots * kPageSlots, candidates = e.slots - e.recent;
   if (e.first >= candidates) return;
   float* const r = a.values(3);
@@ -411,8 +413,8 @@ void kv_window_scores(const KvWindowScores& a, Stream stream) {
   const int64_t kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
   expect_heads(op, head_dim, kv_heads);
   expect(a.kernel / 2 <= kThreads, op, ": kernel is ", a.kernel, ", expected at most ", 2 * kThreads + 1);
-  const Events events = events_of(a.events, a.src_pages, kv_heads);
-  if (events.count == 0) return;
+  const Compressions compressions = compressions_of(a.compressions, a.src_pages, kv_heads);
+  if (compressions.count == 0) return;
   with_act(op, a.k_pages, [&](auto type) {
     using T = decltype(type);
     expect(sizeof(T) == 4 || aligned16(a.k_pages, {}), op, ": pages must be 16-byte aligned");
@@ -421,7 +423,7 @@ void kv_window_scores(const KvWindowScores& a, Stream stream) {
                        .windows = a.windows.as<T>(),
                        .k_pages = a.k_pages.as<T>(),
                        .window_first = a.window_first ? a.window_first.as<int32_t>() : nullptr,
-                       .events = events,
+                       .compressions = compressions,
                        .max_slots = a.score.shape[2],
                        .window_stride = a.windows.stride[0],
                        .head_dim = static_cast<int>(head_dim),
@@ -443,45 +445,47 @@ void kv_window_scores(const KvWindowScores& a, Stream stream) {
       args.at_once = static_cast<int>(fit), args.kept = static_cast<int>(slots);
       bytes += static_cast<size_t>(fit * query);
     }
-    launch(op, window_scores<T>,
-           {.grid = blocks(op, int64_t{events.count} * events.kv_heads, 1), .block = kThreads, .smem = bytes}, stream,
-           args);
+    launch(
+        op, window_scores<T>,
+        {.grid = blocks(op, int64_t{compressions.count} * compressions.kv_heads, 1), .block = kThreads, .smem = bytes},
+        stream, args);
   });
 }
 
 void kv_mass_scores(const KvMassScores& a, Stream stream) {
   const char* op = "kv_mass_scores";
   const int64_t kv_heads = a.mass_pages.shape[1];
-  const Events events = events_of(a.events, a.src_pages, kv_heads);
-  if (events.count == 0) return;
+  const Compressions compressions = compressions_of(a.compressions, a.src_pages, kv_heads);
+  if (compressions.count == 0) return;
   launch(op, mass_scores,
-         {.grid = dim3(blocks(op, int64_t{events.count} * kv_heads, 1), blocks(op, a.score.shape[2], kThreads)),
+         {.grid = dim3(blocks(op, int64_t{compressions.count} * kv_heads, 1), blocks(op, a.score.shape[2], kThreads)),
           .block = kThreads},
-         stream, a.score.as<float>(), a.mass_pages.as<float>(), events, a.score.shape[2]);
+         stream, a.score.as<float>(), a.mass_pages.as<float>(), compressions, a.score.shape[2]);
 }
 
 void kv_redundancy(const KvRedundancy& a, Stream stream) {
   const char* op = "kv_redundancy";
   const int64_t kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2], row = a.src_pages.shape[1] * kPageSlots;
   expect_heads(op, head_dim, kv_heads);
-  const Events events = events_of(a.events, a.src_pages, kv_heads);
-  if (events.count == 0 || row == 0) return;
+  const Compressions compressions = compressions_of(a.compressions, a.src_pages, kv_heads);
+  if (compressions.count == 0 || row == 0) return;
   RedundancyArgs args{.score = a.score.as<float>(),
                       .workspace = a.workspace.as<float>(),
-                      .events = events,
+                      .compressions = compressions,
                       .max_slots = a.score.shape[2],
                       .row = row,
                       .head_dim = static_cast<int>(head_dim),
                       .lambda = a.lambda,
                       .threshold = a.threshold};
-  const unsigned heads = blocks(op, int64_t{events.count} * kv_heads, 1);
+  const unsigned heads = blocks(op, int64_t{compressions.count} * kv_heads, 1);
   expect(aligned16(a.workspace, {}), op, ": the workspace must be 16-byte aligned");
   const auto with = [&](int own, auto kernel, int threads, size_t bytes, const auto* k_pages) {
-    launch_key_norms<std::remove_cvref_t<decltype(*k_pages)>>(op, events, a.k_pages, args.workspace + 3 * row, 4 * row,
-                                                              row, stream);
-    args.events.tiles = static_cast<int>(ceil_div(row, own));
-    launch(op, kernel, {.grid = blocks(op, heads * int64_t{args.events.tiles}, 1), .block = threads, .smem = bytes},
-           stream, args, k_pages);
+    launch_key_norms<std::remove_cvref_t<decltype(*k_pages)>>(op, compressions, a.k_pages, args.workspace + 3 * row,
+                                                              4 * row, row, stream);
+    args.compressions.tiles = static_cast<int>(ceil_div(row, own));
+    launch(op, kernel,
+           {.grid = blocks(op, heads * int64_t{args.compressions.tiles}, 1), .block = threads, .smem = bytes}, stream,
+           args, k_pages);
   };
   const auto with16 = [&](auto channels) {
     using S = ColumnsOfS<decltype(channels)::value>;
@@ -495,7 +499,7 @@ void kv_redundancy(const KvRedundancy& a, Stream stream) {
     with16(std::integral_constant<int, 128>{});
   else
     with16(std::integral_constant<int, 256>{});
-  args.events.tiles = 1;
+  args.compressions.tiles = 1;
   launch(op, weigh_redundancy, {.grid = heads, .block = kThreads}, stream, args);
 }
 

@@ -1,5 +1,5 @@
-// Functions of NCCL that pare calls: they are looked up at run time (cuda/nccl.cu), or stand in cuda/emu/src/nccl.cpp.
-// NVIDIA's CUDA has no header of it.
+// Functions of NCCL that pare calls: they are looked up at run time (cuda/runtime/nccl.cu), or stand in
+// cuda/emu/src/nccl.cpp. NVIDIA's CUDA has no header of it.
 #pragma once
 #include <cstddef>
 

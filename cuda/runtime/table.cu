@@ -2,11 +2,11 @@
 #include <algorithm>
 
 #include "linear.cuh"
-#include "machine.cuh"
+#include "runtime/machine.cuh"
 #ifndef CUEMU
 #include <nvtx3/nvToolsExt.h>  // headers only; does nothing unless a profiler has started the program
 
-#include "probe.cuh"
+#include "runtime/probe.cuh"
 #endif
 
 namespace pare {

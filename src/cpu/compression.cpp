@@ -1,5 +1,5 @@
-// Events of a cache that evicts: scores of slots, their choice, compaction.
-#include "cpu/events.h"
+// Compressions of a cache that evicts: scores of slots, their choice, compaction.
+#include "cpu/compression.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,14 +8,14 @@
 
 namespace pare::cpu {
 
-const KvEvent* read_events(const char* op, const Tensor& events) {
-  static_assert(sizeof(KvEvent) == 5 * sizeof(int32_t));
-  const auto* const list = reinterpret_cast<const KvEvent*>(events.as<int32_t>());
-  for (int64_t i = 0; i < events.shape[0]; i++) {
-    const KvEvent& e = list[i];
+const KvCompression* read_compressions(const char* op, const Tensor& compressions) {
+  static_assert(sizeof(KvCompression) == 5 * sizeof(int32_t));
+  const auto* const list = reinterpret_cast<const KvCompression*>(compressions.as<int32_t>());
+  for (int64_t i = 0; i < compressions.shape[0]; i++) {
+    const KvCompression& e = list[i];
     if (e.first < 0 || e.recent < 0 || e.keep < e.recent || int64_t{e.first} + e.keep > e.slots) [[unlikely]]
-      throw std::logic_error(cat("cpu: ", op, ": event ", i, " (slots ", e.slots, ", first ", e.first, ", recent ",
-                                 e.recent, ", keep ", e.keep, ") contradicts itself"));
+      throw std::logic_error(cat("cpu: ", op, ": compression ", i, " (slots ", e.slots, ", first ", e.first,
+                                 ", recent ", e.recent, ", keep ", e.keep, ") contradicts itself"));
   }
   return list;
 }
@@ -23,56 +23,61 @@ const KvEvent* read_events(const char* op, const Tensor& events) {
 namespace {
 
 template <class Slots>
-const int32_t* event_pages(const char* op, const char* name, const Tensor& t, const KvEvent* events, int64_t n,
-                           int64_t pages, Slots slots) {
+const int32_t* compression_pages(const char* op, const char* name, const Tensor& t, const KvCompression* compressions,
+                                 int64_t n, int64_t pages, Slots slots) {
   const int32_t* const list = t.as<int32_t>();
   for (int64_t i = 0; i < n; i++) {
-    bool ok = slots(events[i]) <= t.shape[1] * kPageSlots;
-    for (int64_t p = 0; ok && p * kPageSlots < slots(events[i]); p++) {
+    bool ok = slots(compressions[i]) <= t.shape[1] * kPageSlots;
+    for (int64_t p = 0; ok && p * kPageSlots < slots(compressions[i]); p++) {
       const int32_t page = list[i * t.stride[0] + p];
       ok = page >= 0 && page < pages;
     }
     if (!ok) [[unlikely]]
-      throw std::logic_error(cat("cpu: ", op, ": ", name, " ", t.str(), " does not hold the pages of event ", i, ", ",
-                                 slots(events[i]), " slots, among ", pages, " pages"));
+      throw std::logic_error(cat("cpu: ", op, ": ", name, " ", t.str(), " does not hold the pages of compression ", i,
+                                 ", ", slots(compressions[i]), " slots, among ", pages, " pages"));
   }
   return list;
 }
 
-// score [E, K, max_slots], with room for every event.
-float* event_scores(const char* op, const Tensor& t, const KvEvent* events) {
+// score [E, K, max_slots], with room for every compression.
+float* compression_scores(const char* op, const Tensor& t, const KvCompression* compressions) {
   const int64_t n = t.shape[0];
   for (int64_t i = 0; i < n; i++)
-    if (events[i].slots > t.shape[2]) [[unlikely]]
+    if (compressions[i].slots > t.shape[2]) [[unlikely]]
       throw std::logic_error(
-          cat("cpu: ", op, ": score is ", t.str(), ", event ", i, " has ", events[i].slots, " slots"));
+          cat("cpu: ", op, ": score is ", t.str(), ", compression ", i, " has ", compressions[i].slots, " slots"));
   return t.as<float>();
 }
 
 }  // namespace
 
-const int32_t* pages_before(const char* op, const Tensor& src, const KvEvent* events, int64_t n, int64_t pages) {
-  return event_pages(op, "src_pages", src, events, n, pages, [](const KvEvent& e) { return int64_t{e.slots}; });
+const int32_t* pages_before(const char* op, const Tensor& src, const KvCompression* compressions, int64_t n,
+                            int64_t pages) {
+  return compression_pages(op, "src_pages", src, compressions, n, pages,
+                           [](const KvCompression& e) { return int64_t{e.slots}; });
 }
-const int32_t* pages_after(const char* op, const Tensor& dst, const KvEvent* events, int64_t n, int64_t pages) {
-  return event_pages(op, "dst_pages", dst, events, n, pages, slots_after);
+const int32_t* pages_after(const char* op, const Tensor& dst, const KvCompression* compressions, int64_t n,
+                           int64_t pages) {
+  return compression_pages(op, "dst_pages", dst, compressions, n, pages, slots_after);
 }
 
 // ---- scores
 
 void kv_window_scores(const KvWindowScores& a, Stream) {
   constexpr const char* op = "kv_window_scores";
-  const int64_t n = a.events.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
+  const int64_t n = a.compressions.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
   const int64_t head_dim = a.k_pages.shape[2], heads = a.windows.shape[1], rows = a.windows.shape[0];
   const float *const k_pages = a.k_pages.as<float>(), *const windows = a.windows.as<float>();
   const int32_t* const oldest = a.window_first ? index(op, "window_first", a.window_first, a.window) : nullptr;
-  const KvEvent* const events = read_events(op, a.events);
-  const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
-  float* const score = event_scores(op, a.score, events);
+  const KvCompression* const compressions = read_compressions(op, a.compressions);
+  const int32_t* const src = pages_before(op, a.src_pages, compressions, n, pages);
+  float* const score = compression_scores(op, a.score, compressions);
   for (int64_t i = 0; i < n; i++)
-    if (a.window > events[i].recent || events[i].window_row < 0 || events[i].window_row + a.window > rows) [[unlikely]]
-      throw std::logic_error(cat("cpu: ", op, ": event ", i, ": a window of ", a.window, " rows at ",
-                                 events[i].window_row, " of ", rows, ", ", events[i].recent, " recent slots"));
+    if (a.window > compressions[i].recent || compressions[i].window_row < 0 ||
+        compressions[i].window_row + a.window > rows) [[unlikely]]
+      throw std::logic_error(cat("cpu: ", op, ": compression ", i, ": a window of ", a.window, " rows at ",
+                                 compressions[i].window_row, " of ", rows, ", ", compressions[i].recent,
+                                 " recent slots"));
   const int64_t pieces = n * kv_heads, group = heads / kv_heads;
   if (pieces == 0) return;
   const Kernels& k = cpu_kernels();
@@ -80,18 +85,18 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
       static_cast<double>(a.work.candidates * heads * a.window) * (0.05 * static_cast<double>(head_dim) + 1);
   parallel(pieces, per_piece(time, pieces), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
-      const int64_t event = i / kv_heads, h = i % kv_heads;
-      const KvEvent& e = events[event];
+      const int64_t compression = i / kv_heads, h = i % kv_heads;
+      const KvCompression& e = compressions[compression];
       const KvWindowArgs args{.score = score + i * a.score.shape[2],
                               .windows = windows + e.window_row * a.windows.stride[0] + h * group * head_dim,
                               .k_pages = k_pages + h * head_dim * kPageSlots,
-                              .pages = src + event * a.src_pages.stride[0],
+                              .pages = src + compression * a.src_pages.stride[0],
                               .window_stride = a.windows.stride[0],
                               .page_stride = kv_heads * head_dim * kPageSlots,
                               .group = group,
                               .head_dim = head_dim,
                               .window = a.window,
-                              .window_first = oldest ? oldest[event] : 0,
+                              .window_first = oldest ? oldest[compression] : 0,
                               .aggregate = a.aggregate,
                               .span = a.span,
                               .pool = a.pool,
@@ -105,12 +110,12 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
 
 void kv_redundancy(const KvRedundancy& a, Stream) {
   constexpr const char* op = "kv_redundancy";
-  const int64_t n = a.events.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
+  const int64_t n = a.compressions.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
   const int64_t head_dim = a.k_pages.shape[2], row = a.src_pages.shape[1] * kPageSlots;
   const float* const k_pages = a.k_pages.as<float>();
-  const KvEvent* const events = read_events(op, a.events);
-  const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
-  float* const score = event_scores(op, a.score, events);
+  const KvCompression* const compressions = read_compressions(op, a.compressions);
+  const int32_t* const src = pages_before(op, a.src_pages, compressions, n, pages);
+  float* const score = compression_scores(op, a.score, compressions);
   float* const workspace = a.workspace.as<float>();
   const int64_t pieces = n * kv_heads;
   if (pieces == 0) return;
@@ -118,33 +123,34 @@ void kv_redundancy(const KvRedundancy& a, Stream) {
   const double time = static_cast<double>(a.work.pairs * kv_heads) * (0.03 * static_cast<double>(head_dim) + 1);
   parallel(pieces, per_piece(time, pieces), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
-      const int64_t event = i / kv_heads, h = i % kv_heads;
+      const int64_t compression = i / kv_heads, h = i % kv_heads;
       const KvRedundancyArgs args{.score = score + i * a.score.shape[2],
                                   .workspace = workspace + i * 4 * row,
                                   .k_pages = k_pages + h * head_dim * kPageSlots,
-                                  .pages = src + event * a.src_pages.stride[0],
+                                  .pages = src + compression * a.src_pages.stride[0],
                                   .page_stride = kv_heads * head_dim * kPageSlots,
                                   .head_dim = head_dim,
                                   .row = row,
                                   .lambda = a.lambda,
                                   .threshold = a.threshold};
-      k.kv_redundancy(args, events[event], scratch(head_dim * round16(events[event].slots) + 1280));
+      k.kv_redundancy(args, compressions[compression],
+                      scratch(head_dim * round16(compressions[compression].slots) + 1280));
     }
   });
 }
 
 void kv_mass_scores(const KvMassScores& a, Stream) {
   constexpr const char* op = "kv_mass_scores";
-  const int64_t n = a.events.shape[0], pages = a.mass_pages.shape[0], kv_heads = a.mass_pages.shape[1];
+  const int64_t n = a.compressions.shape[0], pages = a.mass_pages.shape[0], kv_heads = a.mass_pages.shape[1];
   const float* const mass = a.mass_pages.as<float>();
-  const KvEvent* const events = read_events(op, a.events);
-  const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
-  float* const score = event_scores(op, a.score, events);
+  const KvCompression* const compressions = read_compressions(op, a.compressions);
+  const int32_t* const src = pages_before(op, a.src_pages, compressions, n, pages);
+  float* const score = compression_scores(op, a.score, compressions);
   if (n == 0) return;
   parallel(n, per_piece(static_cast<double>(a.work.candidates * kv_heads), n), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++)
       for (int64_t h = 0; h < kv_heads; h++)
-        for (int64_t s = events[i].first; s < events[i].slots - events[i].recent; s++) {
+        for (int64_t s = compressions[i].first; s < compressions[i].slots - compressions[i].recent; s++) {
           const int64_t at =
               (src[i * a.src_pages.stride[0] + s / kPageSlots] * kv_heads + h) * kPageSlots + s % kPageSlots;
           score[(i * kv_heads + h) * a.score.shape[2] + s] = mass[at];
@@ -164,7 +170,7 @@ uint64_t rank_key(float score, int64_t slot) {
 
 // keep[0, e.keep): the best of score(slot), then the recent ones.
 template <class Score>
-void choose(int32_t* keep, const KvEvent& e, std::vector<uint64_t>& keys, Score score) {
+void choose(int32_t* keep, const KvCompression& e, std::vector<uint64_t>& keys, Score score) {
   const int32_t end = e.slots - e.recent, chosen = e.keep - e.recent;
   if (chosen > 0) {
     keys.clear();
@@ -181,21 +187,21 @@ void choose(int32_t* keep, const KvEvent& e, std::vector<uint64_t>& keys, Score 
 
 void kv_select(const KvSelect& a, Stream) {
   constexpr const char* op = "kv_select";
-  const int64_t n = a.events.shape[0], kv_heads = a.keep.shape[1], max_keep = a.keep.shape[2];
+  const int64_t n = a.compressions.shape[0], kv_heads = a.keep.shape[1], max_keep = a.keep.shape[2];
   int32_t* const keep = a.keep.as<int32_t>();
-  const KvEvent* const events = read_events(op, a.events);
-  const float* const scores = a.score ? event_scores(op, a.score, events) : nullptr;
+  const KvCompression* const compressions = read_compressions(op, a.compressions);
+  const float* const scores = a.score ? compression_scores(op, a.score, compressions) : nullptr;
   for (int64_t i = 0; i < n; i++) {
-    const KvEvent& e = events[i];
+    const KvCompression& e = compressions[i];
     if (e.keep > max_keep || (!scores && e.keep != e.recent)) [[unlikely]]
-      throw std::logic_error(cat("cpu: ", op, ": event ", i, " keeps ", e.keep, " slots, ", e.recent,
+      throw std::logic_error(cat("cpu: ", op, ": compression ", i, " keeps ", e.keep, " slots, ", e.recent,
                                  " of them recent, keep is ", a.keep.str(), scores ? "" : ", without scores"));
   }
   if (n == 0) return;
   parallel(n, per_piece(8.0 * static_cast<double>(a.work.candidates * kv_heads), n), [&](Interval range) {
     std::vector<uint64_t> keys;
     for (int64_t i = range.begin; i < range.end; i++) {
-      const KvEvent& e = events[i];
+      const KvCompression& e = compressions[i];
       const float* const score = scores ? scores + i * kv_heads * a.score.shape[2] : nullptr;
       int32_t* const to = keep + i * kv_heads * max_keep;
       if (!a.shared_heads) {
@@ -225,7 +231,7 @@ struct CompactArgs {
 
 // Slots of one head: `to` = first, first + 1, ... from keep[0], keep[1], ...  Front to back, so in place is safe: a
 // slot moves to itself or to a smaller one.
-void compact(const CompactArgs& a, const KvEvent& e, const int32_t* keep, const int32_t* src, const int32_t* dst,
+void compact(const CompactArgs& a, const KvCompression& e, const int32_t* keep, const int32_t* src, const int32_t* dst,
              int64_t h) {
   const int64_t head_dim = a.head_dim, half_page = head_dim * kPageSlots;
   int32_t i = 0;
@@ -256,7 +262,7 @@ void compact(const CompactArgs& a, const KvEvent& e, const int32_t* keep, const 
 
 void kv_compact(const KvCompact& a, Stream) {
   constexpr const char* op = "kv_compact";
-  const int64_t n = a.events.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
+  const int64_t n = a.compressions.shape[0], pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
   const int64_t head_dim = a.k_pages.shape[2], max_keep = a.keep.shape[2];
   const CompactArgs args{.k_pages = a.k_pages.as<float>(),
                          .v_pages = a.v_pages.as<float>(),
@@ -265,13 +271,13 @@ void kv_compact(const KvCompact& a, Stream) {
                          .kv_heads = kv_heads,
                          .head_dim = head_dim};
   const int32_t* const keep = a.keep.as<int32_t>();
-  const KvEvent* const events = read_events(op, a.events);
-  const int32_t* const src = pages_before(op, a.src_pages, events, n, pages);
-  const int32_t* const dst = pages_after(op, a.dst_pages, events, n, pages);
+  const KvCompression* const compressions = read_compressions(op, a.compressions);
+  const int32_t* const src = pages_before(op, a.src_pages, compressions, n, pages);
+  const int32_t* const dst = pages_after(op, a.dst_pages, compressions, n, pages);
   for (int64_t i = 0; i < n; i++) {
-    const KvEvent& e = events[i];
+    const KvCompression& e = compressions[i];
     if (e.keep > max_keep) [[unlikely]]
-      throw std::logic_error(cat("cpu: ", op, ": event ", i, " (slots ", e.slots, ", first ", e.first, ", keep ",
+      throw std::logic_error(cat("cpu: ", op, ": compression ", i, " (slots ", e.slots, ", first ", e.first, ", keep ",
                                  e.keep, ") does not fit keep ", a.keep.str()));
   }
   const int64_t pieces = n * kv_heads;
@@ -279,9 +285,9 @@ void kv_compact(const KvCompact& a, Stream) {
   const double time = static_cast<double>(a.work.kept * kv_heads * head_dim) * 1.2;
   parallel(pieces, per_piece(time, pieces), [&](Interval range) {
     for (int64_t i = range.begin; i < range.end; i++) {
-      const int64_t event = i / kv_heads, h = i % kv_heads;
-      compact(args, events[event], keep + i * max_keep, src + event * a.src_pages.stride[0],
-              dst + event * a.dst_pages.stride[0], h);
+      const int64_t compression = i / kv_heads, h = i % kv_heads;
+      compact(args, compressions[compression], keep + i * max_keep, src + compression * a.src_pages.stride[0],
+              dst + compression * a.dst_pages.stride[0], h);
     }
   });
 }

@@ -24,7 +24,7 @@
 
 #include "math.cuh"
 #ifndef CUEMU
-#include "watchdog.h"
+#include "runtime/watchdog.h"
 #endif
 
 namespace pare {

@@ -1,4 +1,4 @@
-// Scores of compression events in bf16 (ops/events.h) and the attention that slots receive (ops/paged.h): products of
+// Scores of compressions in bf16 (ops/compression.h) and the attention that slots receive (ops/paged.h): products of
 // tensor cores, and the sums over them, against a plain statement of their order, bit for bit; and which slots stay,
 // against f32.
 #include <algorithm>
@@ -74,24 +74,24 @@ Rows cosines(const Rows& left, const Rows& right) {
   return z;
 }
 
-// One event of one key head.
+// One compression of one key head.
 struct Scene {
-  KvEvent event;
+  KvCompression compression;
   Rows keys, queries;  // [slots], [window * heads]
   int64_t heads = 1;
-  KvPages pages = KvPages({event.slots, 40});  // of the other sequence nothing is used
+  KvPages pages = KvPages({compression.slots, 40});  // of the other sequence nothing is used
 
   int64_t d() const { return std::ssize(keys[0]); }
   int32_t window() const { return static_cast<int32_t>(std::ssize(queries) / heads); }
-  KvWork work() const { return kv_work(&event, 1); }
-  Tensor events(Call& t) const { return t.index("events", {1, 5}, flat(std::vector{event})); }
+  KvWork work() const { return kv_work(&compression, 1); }
+  Tensor compressions(Call& t) const { return t.index("compressions", {1, 5}, flat(std::vector{compression})); }
   Tensor src_pages(Call& t) const {
     return t.index("src_pages", {1, pages.per_row}, {pages.table.begin(), pages.table.begin() + pages.per_row});
   }
   Tensor k_pages(Call& t) const {
     const Tensor k = t.act_out("k_pages", {pages.count, 1, d(), 16});
     kernel::Buffer& to = t["k_pages"];
-    for (int32_t s = 0; s < event.slots; s++)
+    for (int32_t s = 0; s < compression.slots; s++)
       for (int64_t c = 0; c < d(); c++) to.set((pages.page(0, s) * d() + c) * 16 + s % 16, keys[s][c]);
     return k;
   }
@@ -99,10 +99,10 @@ struct Scene {
 
 void window_scores(Call& t, const Scene& s, GqaAgg aggregate, SoftmaxSpan span, int32_t kernel, float scale) {
   KvWindowScores a{};
-  a.score = t.stat_out("score", {1, 1, s.event.slots});
+  a.score = t.stat_out("score", {1, 1, s.compression.slots});
   a.windows = t.act_out("windows", {s.window(), s.heads, s.d()});
   for (int64_t i = 0; i < a.windows.size(); i++) t["windows"].set(i, s.queries[i / s.d()][i % s.d()]);
-  a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.events = s.events(t), a.work = s.work();
+  a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.compressions = s.compressions(t), a.work = s.work();
   a.window = s.window(), a.aggregate = aggregate, a.span = span, a.pool = Pool::max, a.kernel = kernel, a.scale = scale;
   t.table.kv_window_scores(a, {});
 }
@@ -110,19 +110,20 @@ void window_scores(Call& t, const Scene& s, GqaAgg aggregate, SoftmaxSpan span, 
 // The score that is there is changed.
 void redundancy(Call& t, const Scene& s, float lambda, float threshold) {
   KvRedundancy a{};
-  a.score = t["score"].tensor(), a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.events = s.events(t);
+  a.score = t["score"].tensor(), a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t),
+  a.compressions = s.compressions(t);
   a.work = s.work(), a.lambda = lambda, a.threshold = threshold;
   a.workspace = t.stat_out("workspace", {1, 1, 4, s.pages.per_row * 16});
   t.table.kv_redundancy(a, {});
 }
 
-const std::pair<int64_t, KvEvent> kCases[] = {{20, {301, 37, 6, 160, 0}},
-                                              {64, {150, 5, 9, 20, 0}},
-                                              {80, {64, 0, 3, 3, 0}},
-                                              {128, {150, 5, 9, 90, 0}},
-                                              {256, {301, 37, 6, 160, 0}}};
+const std::pair<int64_t, KvCompression> kCases[] = {{20, {301, 37, 6, 160, 0}},
+                                                    {64, {150, 5, 9, 20, 0}},
+                                                    {80, {64, 0, 3, 3, 0}},
+                                                    {128, {150, 5, 9, 90, 0}},
+                                                    {256, {301, 37, 6, 160, 0}}};
 
-TEST(CudaEvents, RedundancyIsOfTensorCoreProductsInFourChains) {
+TEST(CudaCompressions, RedundancyIsOfTensorCoreProductsInFourChains) {
   const float threshold = 0.12f;
   for (const auto& [d, e] : kCases) {
     const Scene s{e, vectors("keys", e.slots, d), {}};
@@ -161,7 +162,7 @@ TEST(CudaEvents, RedundancyIsOfTensorCoreProductsInFourChains) {
 
 // Logits that are chains of tensor-core products, and from there on f32: keys that are the logits themselves, of which
 // each query has a channel, give the same scores.
-TEST(CudaEvents, WindowScoresAreOfTensorCoreProducts) {
+TEST(CudaCompressions, WindowScoresAreOfTensorCoreProducts) {
   for (const auto& [d, e] : kCases)
     for (const auto& [aggregate, span] : {std::pair{GqaAgg::max_logit, SoftmaxSpan::exclude_window},
                                           {GqaAgg::mean_logit, SoftmaxSpan::include_window},
@@ -181,7 +182,7 @@ TEST(CudaEvents, WindowScoresAreOfTensorCoreProducts) {
     }
 }
 
-TEST(CudaEvents, TheNearestKeptSlotIsByTensorCoreProducts) {
+TEST(CudaCompressions, TheNearestKeptSlotIsByTensorCoreProducts) {
   for (const auto& [d, e] : kCases) {
     Scene s{e, vectors("keys", e.slots, d), {}};
     for (int i = 0; i < e.slots; i++) s.keys[i] = s.keys[i - i % 3];  // ties
@@ -197,7 +198,7 @@ TEST(CudaEvents, TheNearestKeptSlotIsByTensorCoreProducts) {
     c.k_pages = s.k_pages(t), c.v_pages = t.act("v_pages", {s.pages.count, 1, 16, d});
     c.pos_pages = t.index("pos_pages", {s.pages.count, 1, 16}, std::vector<int32_t>(s.pages.count * 16));
     c.keep = t.index("keep", {1, 1, e.keep}, keep), c.src_pages = c.dst_pages = s.src_pages(t);
-    c.events = s.events(t), c.work = s.work();
+    c.compressions = s.compressions(t), c.work = s.work();
     a.kind = KvMergeKind::value, a.keys = MergeKeys::none;
     a.links = t.stat_out("links", {1, 1, 2, s.pages.per_row * 16});
     a.merged = t.stat_scratch({1, 1, e.keep, 2 * d + 1});
@@ -215,11 +216,11 @@ TEST(CudaEvents, TheNearestKeptSlotIsByTensorCoreProducts) {
 }
 
 // R-KV in bf16 keeps what it keeps with the same keys in f32.
-TEST(CudaEvents, KeptSetsAreThoseOfF32) {
+TEST(CudaCompressions, KeptSetsAreThoseOfF32) {
   int same = 0, differing = 0;
   const int seeds = 40, directions = 24;
   for (int seed = 0; seed < seeds; seed++) {
-    const KvEvent e{200, 0, 8, 150, 0};
+    const KvCompression e{200, 0, 8, 150, 0};
     const int64_t d = 64;
     // As keys of a head are: a mean, and bunches about it.
     const Rows mean = vectors(cat("mean", seed), 1, d), bunch = vectors(cat("bunch", seed), directions, d);
@@ -234,7 +235,8 @@ TEST(CudaEvents, KeptSetsAreThoseOfF32) {
       Call t(i ? table_kernels : table_cpu, i ? DType::bf16 : DType::f32);
       window_scores(t, s, GqaAgg::max_logit, SoftmaxSpan::exclude_window, 7, 1 / std::sqrt(static_cast<float>(d)));
       redundancy(t, s, 0.1f, seed % 2 ? 0.5f : 0.8f);
-      t.table.kv_select({t.index("keep", {1, 1, e.keep}, {}), t["score"].tensor(), s.events(t), s.work(), false}, {});
+      t.table.kv_select({t.index("keep", {1, 1, e.keep}, {}), t["score"].tensor(), s.compressions(t), s.work(), false},
+                        {});
       for (int k = 0; k < e.keep; k++) kept[i].push_back(static_cast<int32_t>(t["keep"].get(k)));
     }
     std::vector<int32_t> lost;
@@ -352,7 +354,7 @@ std::vector<double> masses(const Sequence& s) {
   return {mass.begin() + s.first, mass.end()};
 }
 
-TEST(CudaEvents, MassesAreTheWeightsOfAttention) {
+TEST(CudaCompressions, MassesAreTheWeightsOfAttention) {
   for (int64_t d : {20, 128}) {
     Paged p(table_kernels, DType::bf16,
             {{1, 2100, 5, d}, {7, 1028, 16, d}, {9, 129, 0, d}, {1, 1024, 0, d}, {1, 1025, 37, d}, {3, 3, 0, d}});
@@ -363,7 +365,7 @@ TEST(CudaEvents, MassesAreTheWeightsOfAttention) {
 }
 
 // Against sums in double.  Each row gives 1 in all, whatever its weights are.
-TEST(CudaEvents, MassesAreThoseOfRef) {
+TEST(CudaCompressions, MassesAreThoseOfRef) {
   const std::vector<Sequence> list = {{1, 2100, 0, 64}, {23, 300, 0, 64}, {5, 5, 0, 64}};
   Paged is(table_kernels, DType::bf16, list), should(table_ref, DType::f64, list);
   is.attend(), should.attend();
@@ -381,7 +383,7 @@ TEST(CudaEvents, MassesAreThoseOfRef) {
 }
 
 // Not of how many rows come at once, of what else does, or of where the pages lie.
-TEST(CudaEvents, MassesDependOnTheSequenceAlone) {
+TEST(CudaCompressions, MassesDependOnTheSequenceAlone) {
   const Sequence one(21, 1040, 5, 20);
   Paged together(table_kernels, DType::bf16, {{2, 40, 0, 20}, one, {30, 300, 16, 20}}),
       alone(table_kernels, DType::bf16, {one});

@@ -1,4 +1,4 @@
-// Products with the keys of an event, which lie in pages.
+// Products with the keys of a compression, which lie in pages.
 //
 // Arrays over slots start at a page border, at the page that holds slot `first`; so a slot's lane is slot % 16.
 #pragma once

@@ -1,16 +1,16 @@
-// Code shared by the ops of an evicting cache (ops/events.h): where the slots of an event lie, and the tile of dot
-// products, in the order of list.h, that scores are made of.
+// Code shared by the ops of an evicting cache (ops/compression.h): where the slots of a compression lie, and the tile
+// of dot products, in the order of list.h, that scores are made of.
 #pragma once
 #include "fragment.cuh"
-#include "ops/events.h"
+#include "ops/compression.h"
 
 namespace pare::PARE_CUDA {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kLanes = 16;  // of a row sum; a slot's lane is slot % 16
-static_assert(kLanes == kPageSlots && sizeof(KvEvent) == 5 * sizeof(int32_t));
+static_assert(kLanes == kPageSlots && sizeof(KvCompression) == 5 * sizeof(int32_t));
 
-// Where the slots of one head of an event or a sequence lie.
+// Where the slots of one head of a compression or a sequence lie.
 struct HeadPages {
   const int32_t* list;
   int kv_heads, h;
@@ -22,24 +22,26 @@ struct HeadPages {
   }
 };
 
-// blockIdx.x counts pairs (event, head), heads fastest; within a pair its tiles, if there are several: so the blocks
-// that run at the same time share their keys in L2.
-struct Events {
-  const KvEvent* list;
+// blockIdx.x counts pairs (compression, head), heads fastest; within a pair its tiles, if there are several: so the
+// blocks that run at the same time share their keys in L2.
+struct Compressions {
+  const KvCompression* list;
   const int32_t* pages;  // src or dst; null where an op has none
   int64_t page_stride;
   int count, kv_heads, tiles = 1;
   __device__ __forceinline__ int pair() const { return static_cast<int>(blockIdx.x) / tiles; }
   __device__ __forceinline__ int tile() const { return static_cast<int>(blockIdx.x) % tiles; }
-  __device__ __forceinline__ int event() const { return pair() / kv_heads; }
+  __device__ __forceinline__ int compression() const { return pair() / kv_heads; }
   __device__ __forceinline__ int head() const { return pair() % kv_heads; }
-  __device__ __forceinline__ KvEvent get() const { return list[event()]; }
-  __device__ __forceinline__ HeadPages head_pages() const { return {pages + event() * page_stride, kv_heads, head()}; }
+  __device__ __forceinline__ KvCompression get() const { return list[compression()]; }
+  __device__ __forceinline__ HeadPages head_pages() const {
+    return {pages + compression() * page_stride, kv_heads, head()};
+  }
 };
 
-inline Events events_of(const Tensor& events, const Tensor& pages, int64_t kv_heads) {
-  return {reinterpret_cast<const KvEvent*>(events.as<int32_t>()), pages ? pages.as<int32_t>() : nullptr,
-          pages.stride[0], static_cast<int>(events.shape[0]), static_cast<int>(kv_heads)};
+inline Compressions compressions_of(const Tensor& compressions, const Tensor& pages, int64_t kv_heads) {
+  return {reinterpret_cast<const KvCompression*>(compressions.as<int32_t>()), pages ? pages.as<int32_t>() : nullptr,
+          pages.stride[0], static_cast<int>(compressions.shape[0]), static_cast<int>(kv_heads)};
 }
 
 // ---- device
@@ -280,16 +282,16 @@ template <class T>
 constexpr int kNormSlots = sizeof(T) == 2 ? 8 : 1;  // neighbours, of which a thread has the norms
 
 // norms[x][slot] = sqrt(k . k) + 1e-8, in bf16 1 / that, of slots [first, slots) and those before them in their page; x
-// counts (event, head), and `step` is a row of it.
+// counts (compression, head), and `step` is a row of it.
 template <class T>
-__global__ void __launch_bounds__(kNormThreads)
-    key_norms(Events events, const T* __restrict__ k_pages, int head_dim, float* __restrict__ norms, int64_t step) {
+__global__ void __launch_bounds__(kNormThreads) key_norms(Compressions compressions, const T* __restrict__ k_pages,
+                                                          int head_dim, float* __restrict__ norms, int64_t step) {
   constexpr int kSlots = kNormSlots<T>;
-  const KvEvent e = events.get();
+  const KvCompression e = compressions.get();
   const int slot = e.first / kPageSlots * kPageSlots + (blockIdx.y * kNormThreads + threadIdx.x) * kSlots;
   if (slot >= e.slots) return;
   const int count = min(kSlots, e.slots - slot);
-  const T* k = key_at(k_pages, events.head_pages(), slot, head_dim);
+  const T* k = key_at(k_pages, compressions.head_pages(), slot, head_dim);
   float sum[kSlots] = {};
   const auto add = [&](auto load) {
 #pragma unroll 8
@@ -310,16 +312,16 @@ __global__ void __launch_bounds__(kNormThreads)
   }
 }
 
-// Norms of events of up to `row` slots.
+// Norms of compressions of up to `row` slots.
 template <class T>
-void launch_key_norms(const char* op, const Events& events, const Tensor& k_pages, float* norms, int64_t step,
-                      int64_t row, Stream stream) {
+void launch_key_norms(const char* op, const Compressions& compressions, const Tensor& k_pages, float* norms,
+                      int64_t step, int64_t row, Stream stream) {
   expect(sizeof(T) == 4 || aligned16(k_pages, {}), op, ": pages must be 16-byte aligned");
   launch(op, key_norms<T>,
-         {.grid = dim3(blocks(op, int64_t{events.count} * events.kv_heads, 1),
+         {.grid = dim3(blocks(op, int64_t{compressions.count} * compressions.kv_heads, 1),
                        blocks(op, row, kNormThreads * kNormSlots<T>)),
           .block = kNormThreads},
-         stream, events, k_pages.as<T>(), static_cast<int>(k_pages.shape[2]), norms, step);
+         stream, compressions, k_pages.as<T>(), static_cast<int>(k_pages.shape[2]), norms, step);
 }
 
 }  // namespace pare::PARE_CUDA

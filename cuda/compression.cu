@@ -18,7 +18,7 @@
 //
 // V is moved from place to place in words of 16 bytes.  Bytes: K of the pages and V of the slots that change their
 // place, read and written once; limited by memory bandwidth.
-#include "events.cuh"
+#include "compression.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -29,7 +29,7 @@ namespace {
 struct SelectArgs {
   int32_t* keep;
   const float* score;  // null: nothing is chosen, the recent slots stay
-  Events events;
+  Compressions compressions;
   int64_t max_keep, max_slots;
   bool shared_heads;  // a block chooses for all heads
 };
@@ -59,15 +59,15 @@ __global__ void __launch_bounds__(kThreads) choose(const SelectArgs a) {
   __shared__ int count[256], above_of[kWarps], equal_of[kWarps];
   __shared__ Digit digit;
   static_assert(kThreads == 256);
-  const int kv_heads = a.events.kv_heads, first_head = a.shared_heads ? 0 : a.events.head();
-  const int event = a.shared_heads ? static_cast<int>(blockIdx.x) : a.events.event();
-  const KvEvent e = a.events.list[event];
+  const int kv_heads = a.compressions.kv_heads, first_head = a.shared_heads ? 0 : a.compressions.head();
+  const int compression = a.shared_heads ? static_cast<int>(blockIdx.x) : a.compressions.compression();
+  const KvCompression e = a.compressions.list[compression];
   const int end = e.slots - e.recent, chosen = e.keep - e.recent, heads = a.shared_heads ? kv_heads : 1;
-  int32_t* const keep = a.keep + (int64_t{event} * kv_heads + first_head) * a.max_keep;
+  int32_t* const keep = a.keep + (int64_t{compression} * kv_heads + first_head) * a.max_keep;
   for (int i = threadIdx.x; i < e.recent; i += kThreads)
     for (int h = 0; h < heads; h++) keep[h * a.max_keep + chosen + i] = end + i;
   if (chosen == 0) return;
-  const float* const score = a.score + (int64_t{event} * kv_heads + first_head) * a.max_slots;
+  const float* const score = a.score + (int64_t{compression} * kv_heads + first_head) * a.max_slots;
   const auto key = [&](int slot) {
     float x = score[slot];
     for (int h = 1; h < heads; h++) x += score[h * a.max_slots + slot];
@@ -120,7 +120,7 @@ struct CompactArgs {
   T *k, *v;
   uint32_t *pos, *mass;  // 4 bytes a slot; mass may be null
   const int32_t *keep, *dst;
-  Events events;
+  Compressions compressions;
   int64_t dst_stride, max_keep;
   int head_dim;
 };
@@ -132,10 +132,10 @@ struct CompactArgs {
 // Nothing is read that has been overwritten: slot first + i comes from slot keep[i] >= first + i, as keep ascends from
 // first.  So a later round reads only slots at or past those that it writes, which are past all that earlier rounds
 // wrote: another slot of the same page, or another page (a page is src and dst only in one place of the list).  Within
-// a round the barrier lies between.  Other blocks move other units or heads, and what an event writes no other event
-// reads (KvCompact).
+// a round the barrier lies between.  Other blocks move other units or heads, and what a compression writes no other
+// compression reads (KvCompact).
 template <class Unit, class At>
-__device__ __forceinline__ void move_slots(const KvEvent& e, const int32_t* keep, const HeadPages& src,
+__device__ __forceinline__ void move_slots(const KvCompression& e, const int32_t* keep, const HeadPages& src,
                                            const HeadPages& dst, int slot_of_thread, At at) {
   const int end = e.first + e.keep;
   for (int begin = e.first / kPageSlots * kPageSlots; begin < end; begin += kMovedSlots) {
@@ -172,7 +172,7 @@ struct MovedKeys {
   int here[kWarps];                                          // kept slots of a round
   unsigned pages[kWarps];                                    // that hold a slot which moves
 
-  __device__ __forceinline__ void move(T* k, int head_dim, int channel, const KvEvent& e, const int32_t* keep,
+  __device__ __forceinline__ void move(T* k, int head_dim, int channel, const KvCompression& e, const int32_t* keep,
                                        const HeadPages& src, const HeadPages& dst) {
     const int channels = min(kChannels, head_dim - channel), own = threadIdx.x % kSlots, warp = threadIdx.x / 32;
     const auto at = [&](int64_t head) { return k + (head * head_dim + channel) * kPageSlots; };
@@ -213,9 +213,9 @@ struct MovedKeys {
 // beside them.
 template <class T, class Unit>
 __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
-  const KvEvent e = a.events.get();
-  const HeadPages src = a.events.head_pages();
-  const HeadPages dst{a.dst + a.events.event() * a.dst_stride, src.kv_heads, src.h};
+  const KvCompression e = a.compressions.get();
+  const HeadPages src = a.compressions.head_pages();
+  const HeadPages dst{a.dst + a.compressions.compression() * a.dst_stride, src.kv_heads, src.h};
   const int32_t* const keep = a.keep + int64_t{blockIdx.x} * a.max_keep;
   constexpr int kSize = sizeof(Unit) / sizeof(T);
   __shared__ MovedKeys<T> keys;
@@ -242,19 +242,20 @@ void kv_select(const KvSelect& a, Stream stream) {
   const char* op = "kv_select";
   const int64_t kv_heads = a.keep.shape[1];
   SelectArgs args{};
-  args.events = events_of(a.events, {}, kv_heads), args.keep = a.keep.as<int32_t>();
+  args.compressions = compressions_of(a.compressions, {}, kv_heads), args.keep = a.keep.as<int32_t>();
   args.max_keep = a.keep.shape[2], args.shared_heads = a.shared_heads;
   if (a.score) args.score = a.score.as<float>(), args.max_slots = a.score.shape[2];
-  if (args.events.count == 0) return;
-  launch(op, choose, {.grid = blocks(op, args.events.count * (a.shared_heads ? 1 : kv_heads), 1), .block = kThreads},
-         stream, args);
+  if (args.compressions.count == 0) return;
+  launch(op, choose,
+         {.grid = blocks(op, args.compressions.count * (a.shared_heads ? 1 : kv_heads), 1), .block = kThreads}, stream,
+         args);
 }
 
 void kv_compact(const KvCompact& a, Stream stream) {
   const char* op = "kv_compact";
   const int64_t kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
-  const Events events = events_of(a.events, a.src_pages, kv_heads);
-  if (events.count == 0) return;
+  const Compressions compressions = compressions_of(a.compressions, a.src_pages, kv_heads);
+  if (compressions.count == 0) return;
   const auto words = [](const Tensor& t) { return static_cast<uint32_t*>(t.data); };
   with_act(op, a.k_pages, [&](auto type) {
     using T = decltype(type);
@@ -264,13 +265,13 @@ void kv_compact(const KvCompact& a, Stream stream) {
                               .mass = words(a.mass_pages),
                               .keep = a.keep.as<int32_t>(),
                               .dst = a.dst_pages.as<int32_t>(),
-                              .events = events,
+                              .compressions = compressions,
                               .dst_stride = a.dst_pages.stride[0],
                               .max_keep = a.keep.shape[2],
                               .head_dim = static_cast<int>(head_dim)};
     expect(aligned16(a.k_pages, {}), op, ": pages must be 16-byte aligned");
     const bool vector = aligned16(a.v_pages, {head_dim});
-    const unsigned heads = blocks(op, int64_t{events.count} * kv_heads, 1);
+    const unsigned heads = blocks(op, int64_t{compressions.count} * kv_heads, 1);
     const unsigned parts =
         blocks(op, head_dim, MovedKeys<T>::kChannels) + blocks(op, vector ? head_dim / kPack<T> : head_dim, kUnits) + 1;
     launch(op, vector ? compact<T, Pack<T>> : compact<T, T>, {.grid = dim3(heads, parts), .block = kThreads}, stream,

@@ -20,7 +20,7 @@
 #include <memory>
 #include <vector>
 
-#include "common.cuh"
+#include "runtime/common.cuh"
 
 namespace pare::PARE_CUDA {
 

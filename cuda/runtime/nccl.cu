@@ -14,9 +14,9 @@
 
 #include "base/text.h"
 #include "comm/watch.h"
-#include "library.h"
-#include "machine.cuh"
-#include "nccl.h"
+#include "runtime/library.h"
+#include "runtime/machine.cuh"
+#include "runtime/nccl.h"
 
 namespace pare::PARE_CUDA {
 

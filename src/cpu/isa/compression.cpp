@@ -1,5 +1,5 @@
 // Scores of slots: queries against keys in pages, softmax over slots, redundancy of keys.
-#include "cpu/isa/events.h"
+#include "cpu/isa/compression.h"
 
 #include "cpu/isa/math.h"
 
@@ -61,7 +61,7 @@ void group_probability(float* z, int64_t stride, const KvWindowArgs& a, int64_t 
 
 }  // namespace
 
-void kv_window_scores(const KvWindowArgs& a, const KvEvent& e, float* scratch) {
+void kv_window_scores(const KvWindowArgs& a, const KvCompression& e, float* scratch) {
   const int64_t base = e.first / 16 * 16, begin = e.first - base, candidates = e.slots - e.recent - base;
   if (begin >= candidates) return;
   const int64_t rows = a.window * a.group, side = round16(a.kernel / 2);
@@ -123,7 +123,7 @@ PARE_INLINE void add_rows_of_s(const Columns& c, int64_t column, const float* s,
 // S is symmetric bit by bit (its elements are chains of commuting products), so a block of 16 x 16 is computed once:
 // block (J, I) with I <= J is 16 rows for the columns of I, and transposed 16 rows for the columns of J.  With J, then
 // I ascending every column still sees its rows ascending.
-void kv_redundancy(const KvRedundancyArgs& a, const KvEvent& e, float* scratch) {
+void kv_redundancy(const KvRedundancyArgs& a, const KvCompression& e, float* scratch) {
   const int64_t base = e.first / 16 * 16, begin = e.first - base, end = e.slots - base, panels = round16(end) / 16;
   const int64_t candidates = e.slots - e.recent - e.first;
   if (candidates <= 0) return;

@@ -1,5 +1,5 @@
 // Services of a GPU for benchmarks: times between events, and peak rates.  Empty in the emulation.
-#include "common.cuh"
+#include "runtime/common.cuh"
 
 #ifndef CUEMU
 #include <library_types.h>
@@ -9,9 +9,9 @@
 
 #include "base/half.h"
 #include "base/rng.h"
-#include "library.h"
-#include "machine.cuh"
-#include "probe.cuh"
+#include "runtime/library.h"
+#include "runtime/machine.cuh"
+#include "runtime/probe.cuh"
 
 namespace pare::cuda {
 

@@ -3,8 +3,8 @@
 #include <optional>
 #include <unordered_map>
 
-#include "machine.cuh"
 #include "ptx90.cuh"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
 

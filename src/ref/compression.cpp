@@ -1,6 +1,6 @@
-// Events of a cache that evicts: scores of slots by window attention (SnapKV), redundancy (R-KV) and accumulated
+// Compressions of a cache that evicts: scores of slots by window attention (SnapKV), redundancy (R-KV) and accumulated
 // attention (H2O), the choice by them, and compaction.
-#include "ref/events.h"
+#include "ref/compression.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,39 +10,39 @@
 
 namespace pare::ref {
 
-std::vector<KvEvent> read_events(const char* op, const Tensor& events, const KvWork& work) {
-  const View<int32_t> v(events);
-  std::vector<KvEvent> list;
-  for (int64_t i = 0; i < events.shape[0]; i++) {
-    const KvEvent e{v(i, 0), v(i, 1), v(i, 2), v(i, 3), v(i, 4)};
+std::vector<KvCompression> read_compressions(const char* op, const Tensor& compressions, const KvWork& work) {
+  const View<int32_t> v(compressions);
+  std::vector<KvCompression> list;
+  for (int64_t i = 0; i < compressions.shape[0]; i++) {
+    const KvCompression e{v(i, 0), v(i, 1), v(i, 2), v(i, 3), v(i, 4)};
     expect(e.first >= 0 && e.recent >= 0 && e.keep >= e.recent && int64_t(e.first) + e.keep <= e.slots, "ref: ", op,
-           ": event ", i, " has ", e.slots, " slots, ", e.first, " of them protected, ", e.recent, " recent, ", e.keep,
-           " to be kept");
+           ": compression ", i, " has ", e.slots, " slots, ", e.first, " of them protected, ", e.recent, " recent, ",
+           e.keep, " to be kept");
     list.push_back(e);
   }
   const KvWork counted = kv_work(list.data(), static_cast<int64_t>(list.size()));
   expect(counted == work, "ref: ", op, ": work says ", work.slots, " slots, ", work.candidates, " candidates, ",
-         work.kept, " kept, ", work.pairs, " pairs; the events hold ", counted.slots, ", ", counted.candidates, ", ",
-         counted.kept, ", ", counted.pairs);
+         work.kept, " kept, ", work.pairs, " pairs; the compressions hold ", counted.slots, ", ", counted.candidates,
+         ", ", counted.kept, ", ", counted.pairs);
   return list;
 }
 
-void expect_event_pages(const char* op, const char* name, const Tensor& list, int64_t event, int64_t slots,
-                        int64_t pages) {
-  expect(list.rank == 2 && event < list.shape[0] && slots <= list.shape[1] * kPageSlots, "ref: ", op, ": ", name,
-         " is ", list.str(), ", event ", event, " has ", slots, " slots");
-  const EventPages page{View<int32_t>(list), event};
+void expect_compression_pages(const char* op, const char* name, const Tensor& list, int64_t compression, int64_t slots,
+                              int64_t pages) {
+  expect(list.rank == 2 && compression < list.shape[0] && slots <= list.shape[1] * kPageSlots, "ref: ", op, ": ", name,
+         " is ", list.str(), ", compression ", compression, " has ", slots, " slots");
+  const CompressionPages page{View<int32_t>(list), compression};
   for (int64_t s = 0; s < slots; s += kPageSlots)
-    expect(page(s) >= 0 && page(s) < pages, "ref: ", op, ": ", name, ": slot ", s, " of event ", event,
+    expect(page(s) >= 0 && page(s) < pages, "ref: ", op, ": ", name, ": slot ", s, " of compression ", compression,
            " lies in page ", page(s), " of ", pages);
 }
 
 namespace {
 
-// Room for every event.
-void expect_score(const char* op, const Tensor& score, const std::vector<KvEvent>& events) {
-  for (const KvEvent& e : events)
-    expect(e.slots <= score.shape[2], "ref: ", op, ": an event of ", e.slots, " slots, score is ", score.str());
+// Room for every compression.
+void expect_score(const char* op, const Tensor& score, const std::vector<KvCompression>& compressions) {
+  for (const KvCompression& e : compressions)
+    expect(e.slots <= score.shape[2], "ref: ", op, ": a compression of ", e.slots, " slots, score is ", score.str());
 }
 
 void softmax(std::vector<double>& z) {
@@ -93,19 +93,19 @@ std::vector<double> group_probability(GqaAgg aggregate, int64_t group, int64_t f
 void kv_window_scores(const KvWindowScores& a, Stream) {
   constexpr const char* op = "kv_window_scores";
   const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
-  const auto events = read_events(op, a.events, a.work);
-  expect_score(op, a.score, events);
+  const auto compressions = read_compressions(op, a.compressions, a.work);
+  expect_score(op, a.score, compressions);
   if (a.window_first) expect_index(op, "window_first", a.window_first, a.window);
   const int64_t group = a.windows.shape[1] / kv_heads;
   dispatch(op, a.k_pages, [&]<class T>(T) {
     const View<T> score(a.score), windows(a.windows), k(a.k_pages);
-    for (int64_t i = 0; i < static_cast<int64_t>(events.size()); i++) {
-      const KvEvent& e = events[i];
-      expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
+    for (int64_t i = 0; i < static_cast<int64_t>(compressions.size()); i++) {
+      const KvCompression& e = compressions[i];
+      expect_compression_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
       expect(a.window <= e.recent && e.window_row >= 0 && int64_t(e.window_row) + a.window <= a.windows.shape[0],
-             "ref: ", op, ": event ", i, " has ", e.recent, " recent slots and window rows [", e.window_row, ", ",
+             "ref: ", op, ": compression ", i, " has ", e.recent, " recent slots and window rows [", e.window_row, ", ",
              e.window_row + a.window, ") of ", a.windows.shape[0]);
-      const EventPages page{View<int32_t>(a.src_pages), i};
+      const CompressionPages page{View<int32_t>(a.src_pages), i};
       const int64_t oldest = a.window_first ? View<int32_t>(a.window_first)(i) : 0, candidates = e.slots - e.recent;
       for (int64_t h = 0; h < kv_heads; h++) {
         std::vector<double> raw(candidates - e.first);
@@ -128,7 +128,7 @@ void kv_window_scores(const KvWindowScores& a, Stream) {
   });
 }
 
-// R of one event and head: keys [n][head_dim].
+// R of one compression and head: keys [n][head_dim].
 static std::vector<double> redundancy(const std::vector<std::vector<double>>& keys, double threshold) {
   const int64_t n = static_cast<int64_t>(keys.size());
   std::vector<double> norm, mean(n);
@@ -154,14 +154,14 @@ static std::vector<double> redundancy(const std::vector<std::vector<double>>& ke
 void kv_redundancy(const KvRedundancy& a, Stream) {
   constexpr const char* op = "kv_redundancy";
   const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
-  const auto events = read_events(op, a.events, a.work);
-  expect_score(op, a.score, events);
+  const auto compressions = read_compressions(op, a.compressions, a.work);
+  expect_score(op, a.score, compressions);
   dispatch(op, a.k_pages, [&]<class T>(T) {
     const View<T> score(a.score), k(a.k_pages);
-    for (int64_t i = 0; i < static_cast<int64_t>(events.size()); i++) {
-      const KvEvent& e = events[i];
-      expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
-      const EventPages page{View<int32_t>(a.src_pages), i};
+    for (int64_t i = 0; i < static_cast<int64_t>(compressions.size()); i++) {
+      const KvCompression& e = compressions[i];
+      expect_compression_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
+      const CompressionPages page{View<int32_t>(a.src_pages), i};
       for (int64_t h = 0; h < kv_heads; h++) {
         std::vector<std::vector<double>> keys(e.slots - e.first, std::vector<double>(head_dim));
         for (int64_t s = e.first; s < e.slots; s++)
@@ -177,14 +177,14 @@ void kv_redundancy(const KvRedundancy& a, Stream) {
 void kv_mass_scores(const KvMassScores& a, Stream) {
   constexpr const char* op = "kv_mass_scores";
   const int64_t pages = a.mass_pages.shape[0], kv_heads = a.mass_pages.shape[1];
-  const auto events = read_events(op, a.events, a.work);
-  expect_score(op, a.score, events);
+  const auto compressions = read_compressions(op, a.compressions, a.work);
+  expect_score(op, a.score, compressions);
   dispatch(op, a.mass_pages, [&]<class T>(T) {
     const View<T> score(a.score), mass(a.mass_pages);
-    for (int64_t i = 0; i < static_cast<int64_t>(events.size()); i++) {
-      const KvEvent& e = events[i];
-      expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
-      const EventPages page{View<int32_t>(a.src_pages), i};
+    for (int64_t i = 0; i < static_cast<int64_t>(compressions.size()); i++) {
+      const KvCompression& e = compressions[i];
+      expect_compression_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
+      const CompressionPages page{View<int32_t>(a.src_pages), i};
       for (int64_t h = 0; h < kv_heads; h++)
         for (int64_t s = e.first; s < e.slots - e.recent; s++) score(i, h, s) = mass(page(s), h, s % kPageSlots);
     }
@@ -193,15 +193,16 @@ void kv_mass_scores(const KvMassScores& a, Stream) {
 
 void kv_select(const KvSelect& a, Stream) {
   constexpr const char* op = "kv_select";
-  const auto events = read_events(op, a.events, a.work);
+  const auto compressions = read_compressions(op, a.compressions, a.work);
   const int64_t kv_heads = a.keep.shape[1];
-  if (a.score) expect_score(op, a.score, events);
+  if (a.score) expect_score(op, a.score, compressions);
   const View<int32_t> keep(a.keep);
   const auto choose = [&]<class T>(T, const Tensor& scores) {
-    for (int64_t i = 0; i < static_cast<int64_t>(events.size()); i++) {
-      const KvEvent& e = events[i];
-      expect(e.keep <= a.keep.shape[2], "ref: ", op, ": event ", i, " keeps ", e.keep, ", keep is ", a.keep.str());
-      expect(scores || e.keep == e.recent, "ref: ", op, ": event ", i, " chooses without scores");
+    for (int64_t i = 0; i < static_cast<int64_t>(compressions.size()); i++) {
+      const KvCompression& e = compressions[i];
+      expect(e.keep <= a.keep.shape[2], "ref: ", op, ": compression ", i, " keeps ", e.keep, ", keep is ",
+             a.keep.str());
+      expect(scores || e.keep == e.recent, "ref: ", op, ": compression ", i, " chooses without scores");
       const int64_t end = e.slots - e.recent;
       for (int64_t h = 0; h < kv_heads; h++) {
         std::vector<std::pair<T, int32_t>> best;  // in order: score, slot
@@ -227,22 +228,22 @@ void kv_select(const KvSelect& a, Stream) {
     choose(float{}, Tensor{});
 }
 
-// KvCompact: what an event writes nobody else reads or writes.
-static void expect_own_pages(const char* op, const KvCompact& a, const std::vector<KvEvent>& events) {
+// KvCompact: what a compression writes nobody else reads or writes.
+static void expect_own_pages(const char* op, const KvCompact& a, const std::vector<KvCompression>& compressions) {
   const View<int32_t> src(a.src_pages), dst(a.dst_pages);
-  std::map<int32_t, int64_t> reads, writes;  // page -> how many events
-  for (size_t i = 0; i < events.size(); i++) {
-    const KvEvent& e = events[i];
+  std::map<int32_t, int64_t> reads, writes;  // page -> how many compressions
+  for (size_t i = 0; i < compressions.size(); i++) {
+    const KvCompression& e = compressions[i];
     std::set<int32_t> own;
     for (int64_t p = 0; p * kPageSlots < e.slots; p++)
       if ((p + 1) * kPageSlots > e.first) own.insert(src(i, p));
     for (int32_t p : own) reads[p]++;
     for (int64_t p = 0; p * kPageSlots < e.first + e.keep; p++) {
       const bool below = (p + 1) * kPageSlots <= e.first, both = p * kPageSlots < e.first && !below;
-      expect(!(below || both) || src(i, p) == dst(i, p), "ref: ", op, ": page ", p, " of event ", i,
+      expect(!(below || both) || src(i, p) == dst(i, p), "ref: ", op, ": page ", p, " of compression ", i,
              " holds protected slots; it is ", src(i, p), " before and ", dst(i, p), " after");
       if (below) continue;
-      expect(src(i, p) == dst(i, p) || !own.count(dst(i, p)), "ref: ", op, ": page ", dst(i, p), " of event ", i,
+      expect(src(i, p) == dst(i, p) || !own.count(dst(i, p)), "ref: ", op, ": page ", dst(i, p), " of compression ", i,
              " is a source in another place");
       writes[dst(i, p)]++;
       if (src(i, p) == dst(i, p)) reads[dst(i, p)]--;
@@ -250,37 +251,37 @@ static void expect_own_pages(const char* op, const KvCompact& a, const std::vect
   }
   for (const auto& [page, n] : writes)
     expect(n == 1 && reads[page] == 0, "ref: ", op, ": page ", page, " is written by ", n,
-           " events and read by others: ", reads[page]);
+           " compressions and read by others: ", reads[page]);
 }
 
-void expect_compact(const char* op, const KvCompact& a, const std::vector<KvEvent>& events) {
+void expect_compact(const char* op, const KvCompact& a, const std::vector<KvCompression>& compressions) {
   const int64_t pages = a.k_pages.shape[0], kv_heads = a.k_pages.shape[1];
   const View<int32_t> keep(a.keep);
-  for (size_t i = 0; i < events.size(); i++) {
-    const KvEvent& e = events[i];
-    expect_event_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
-    expect_event_pages(op, "dst_pages", a.dst_pages, i, e.first + e.keep, pages);
-    expect(e.keep <= a.keep.shape[2], "ref: ", op, ": event ", i, " keeps ", e.keep, ", keep is ", a.keep.str());
+  for (size_t i = 0; i < compressions.size(); i++) {
+    const KvCompression& e = compressions[i];
+    expect_compression_pages(op, "src_pages", a.src_pages, i, e.slots, pages);
+    expect_compression_pages(op, "dst_pages", a.dst_pages, i, e.first + e.keep, pages);
+    expect(e.keep <= a.keep.shape[2], "ref: ", op, ": compression ", i, " keeps ", e.keep, ", keep is ", a.keep.str());
     for (int64_t h = 0; h < kv_heads; h++)
       for (int32_t j = 0, last = e.first - 1; j < e.keep; last = keep(int64_t(i), h, j), j++)
-        expect(keep(int64_t(i), h, j) > last && keep(int64_t(i), h, j) < e.slots, "ref: ", op, ": keep of event ", i,
-               ", head ", h, " holds slot ", keep(int64_t(i), h, j), " after ", last, "; its slots are ", e.first,
+        expect(keep(int64_t(i), h, j) > last && keep(int64_t(i), h, j) < e.slots, "ref: ", op, ": keep of compression ",
+               i, ", head ", h, " holds slot ", keep(int64_t(i), h, j), " after ", last, "; its slots are ", e.first,
                " to ", e.slots - 1);
   }
-  expect_own_pages(op, a, events);
+  expect_own_pages(op, a, compressions);
 }
 
 void kv_compact(const KvCompact& a, Stream) {
-  const auto events = read_events("kv_compact", a.events, a.work);
-  expect_compact("kv_compact", a, events);
+  const auto compressions = read_compressions("kv_compact", a.compressions, a.work);
+  expect_compact("kv_compact", a, compressions);
   const int64_t kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];
   const View<int32_t> keep(a.keep);
   dispatch("kv_compact", a.k_pages, [&]<class T>(T) {
     const View<T> k(a.k_pages), v(a.v_pages), mass(a.mass_pages);
     const View<int32_t> pos(a.pos_pages);
-    for (size_t i = 0; i < events.size(); i++) {
-      const KvEvent& e = events[i];
-      const EventPages src{View<int32_t>(a.src_pages), int64_t(i)}, dst{View<int32_t>(a.dst_pages), int64_t(i)};
+    for (size_t i = 0; i < compressions.size(); i++) {
+      const KvCompression& e = compressions[i];
+      const CompressionPages src{View<int32_t>(a.src_pages), int64_t(i)}, dst{View<int32_t>(a.dst_pages), int64_t(i)};
       for (int64_t h = 0; h < kv_heads; h++) {
         for (int32_t j = 0; j < e.keep; j++) {
           const int32_t from = keep(int64_t(i), h, j), to = e.first + j, x = from % kPageSlots, y = to % kPageSlots;

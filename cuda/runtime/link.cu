@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <map>
 
-#include "machine.cuh"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
 

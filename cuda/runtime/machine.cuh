@@ -3,8 +3,8 @@
 #pragma once
 #include <string>
 
-#include "common.cuh"
 #include "ops/probe.h"
+#include "runtime/common.cuh"
 
 namespace pare::PARE_CUDA {
 

@@ -1,11 +1,11 @@
 // A compression of one or more sequences, op by op, on any table: what the tests of the eviction ops are written with.
 #pragma once
 #include "kv_pages.h"
-#include "ops/events.h"
+#include "ops/compression.h"
 
 namespace pare::test {
 
-using Keep = std::vector<std::vector<int32_t>>;  // per (event, head): slots
+using Keep = std::vector<std::vector<int32_t>>;  // per (compression, head): slots
 using Rows = std::vector<std::vector<double>>;   // keys of one head by slot, or queries
 
 struct On {  // a table and its element type
@@ -26,42 +26,42 @@ struct KvScene {
   On on;
   int64_t heads = 1, kv_heads = 1, dim = 0;
   int32_t window = 1;
-  std::vector<KvEvent> events = {};  // window_row: set by add()
-  std::vector<Rows> keys = {};       // per (event, kv head): [slots][dim]
-  std::vector<double> windows = {};  // [events * window, heads, dim], oldest first unless rotated
-  std::vector<int32_t> oldest = {};  // window_first, or empty
+  std::vector<KvCompression> compressions = {};  // window_row: set by add()
+  std::vector<Rows> keys = {};                   // per (compression, kv head): [slots][dim]
+  std::vector<double> windows = {};              // [compressions * window, heads, dim], oldest first unless rotated
+  std::vector<int32_t> oldest = {};              // window_first, or empty
 
-  // One more event.  queries: [window][heads * dim].
-  void add(KvEvent e, const std::vector<Rows>& head_keys, const Rows& queries) {
-    e.window_row = static_cast<int32_t>(events.size()) * window;
-    events.push_back(e);
+  // One more compression.  queries: [window][heads * dim].
+  void add(KvCompression e, const std::vector<Rows>& head_keys, const Rows& queries) {
+    e.window_row = static_cast<int32_t>(compressions.size()) * window;
+    compressions.push_back(e);
     keys.insert(keys.end(), head_keys.begin(), head_keys.end());
     for (const auto& q : queries) windows.insert(windows.end(), q.begin(), q.end());
   }
 
-  int64_t count() const { return static_cast<int64_t>(events.size()); }
+  int64_t count() const { return static_cast<int64_t>(compressions.size()); }
   KvPages pages() const {
     std::vector<int32_t> slots;
-    for (const KvEvent& e : events) slots.push_back(e.slots);
+    for (const KvCompression& e : compressions) slots.push_back(e.slots);
     return KvPages(slots);
   }
   int64_t max_slots() const {
     int64_t n = 0;
-    for (const KvEvent& e : events) n = std::max<int64_t>(n, e.slots);
+    for (const KvCompression& e : compressions) n = std::max<int64_t>(n, e.slots);
     return n;
   }
-  KvWork work() const { return kv_work(events.data(), count()); }
+  KvWork work() const { return kv_work(compressions.data(), count()); }
   std::vector<double> key_pages(const KvPages& p) const {
     std::vector<double> k(p.count * kv_heads * dim * 16, NAN);
     for (int64_t i = 0; i < count(); i++)
       for (int64_t h = 0; h < kv_heads; h++)
-        for (int32_t s = 0; s < events[i].slots; s++)
+        for (int32_t s = 0; s < compressions[i].slots; s++)
           for (int64_t d = 0; d < dim; d++)
             k[((p.page(i, s) * kv_heads + h) * dim + d) * 16 + s % 16] = keys[i * kv_heads + h][s][d];
     return k;
   }
 
-  // Scores [events, kv_heads, max_slots]; NaN where there are none.
+  // Scores [compressions, kv_heads, max_slots]; NaN where there are none.
   std::vector<double> window_scores(const WindowSpec& spec, float scale) const {
     OpRun r(*on.table, on.act);
     const KvPages p = pages();
@@ -71,7 +71,7 @@ struct KvScene {
     if (!oldest.empty()) a.window_first = r.index("window_first", {count()}, oldest);
     a.k_pages = r.in("k_pages", {p.count, kv_heads, dim, 16}, key_pages(p));
     a.src_pages = r.index("src_pages", {count(), p.per_row}, p.table);
-    a.events = r.index("events", {count(), 5}, flat(events)), a.work = work(), a.window = window;
+    a.compressions = r.index("compressions", {count(), 5}, flat(compressions)), a.work = work(), a.window = window;
     a.aggregate = spec.aggregate, a.span = spec.span, a.pool = spec.pool, a.kernel = spec.kernel, a.scale = scale;
     r.call(&Table::kv_window_scores, a);
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
@@ -84,7 +84,7 @@ struct KvScene {
     a.score = r.inout("score", {count(), kv_heads, max_slots()}, score);
     a.k_pages = r.in("k_pages", {p.count, kv_heads, dim, 16}, key_pages(p));
     a.src_pages = r.index("src_pages", {count(), p.per_row}, p.table);
-    a.events = r.index("events", {count(), 5}, flat(events)), a.work = work();
+    a.compressions = r.index("compressions", {count(), 5}, flat(compressions)), a.work = work();
     a.lambda = lambda, a.threshold = threshold;
     a.workspace = r.scratch("workspace", {count(), kv_heads, 4, p.per_row * 16}, {});
     r.call(&Table::kv_redundancy, a);
@@ -96,7 +96,8 @@ struct KvScene {
     KvSelect a{};
     a.keep = r.index_out("keep", {count(), kv_heads, max_slots()});
     if (!score.empty()) a.score = r.in("score", {count(), kv_heads, max_slots()}, score);
-    a.events = r.index("events", {count(), 5}, flat(events)), a.work = work(), a.shared_heads = shared_heads;
+    a.compressions = r.index("compressions", {count(), 5}, flat(compressions)), a.work = work(),
+    a.shared_heads = shared_heads;
     r.call(&Table::kv_select, a);
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
     const auto all = r.values("keep");
@@ -104,7 +105,7 @@ struct KvScene {
     for (int64_t i = 0; i < count(); i++)
       for (int64_t h = 0; h < kv_heads; h++) {
         const auto row = all.begin() + (i * kv_heads + h) * max_slots();
-        keep.emplace_back(row, row + events[i].keep);
+        keep.emplace_back(row, row + compressions[i].keep);
       }
     return keep;
   }
