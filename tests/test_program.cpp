@@ -81,7 +81,7 @@ TEST_F(WrongInput, TheRunsThatTheOtherTestsSpoilAreGood) {
     EXPECT_EQ(o.err, "");
     EXPECT_EQ(load_weights(run_ + "/model", load_model_config(run_ + "/model")).size(),
               tiny_parameters(config_, 5).size());
-    for (const char* name : {"config.toml", "metrics.jsonl", "compressions.out.tfevents.pare"})
+    for (const char* name : {"config.toml", "metrics.jsonl", "events.out.tfevents.pare"})
       EXPECT_TRUE(fs::exists(fs::path(run_) / name)) << name;
     fs::remove_all(run_);
   }

@@ -92,7 +92,7 @@ class Resume : public Program {
     const auto state = [&](const std::string& dir) { return read_json_file(last(dir) + "/state.json"); };
     auto x = state(a), y = state(b);
     for (auto* s : {&x, &y}) {  // logs: of arenas that one of them has
-      for (const char* log : {"metrics.jsonl", "compressions.out.tfevents.pare"}) (*s)["run"]["logs"].erase(log);
+      for (const char* log : {"metrics.jsonl", "events.out.tfevents.pare"}) (*s)["run"]["logs"].erase(log);
       s->erase("config"), s->erase("xxh128");
     }
     EXPECT_EQ(x, y);

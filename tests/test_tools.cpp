@@ -847,10 +847,10 @@ TEST_F(Tools, ArchitecturesOfThisMachine) {
   const auto make = [&](const std::string& arch, const std::string& answer) {
     write("bin/nvidia-smi", "#!/bin/sh\n" + answer + "\n");
     std::filesystem::permissions(at("bin/nvidia-smi"), std::filesystem::perms::owner_all);
-    const int status =
-        std::system(("env -u MAKEFLAGS -u MAKELEVEL PATH=" + at("bin") + ":$PATH make -n V=1 BUILD=" + at("build") +
-                     " 'ARCH=" + arch + "' " + at("build/cuda/cuda/table.o") + " >" + at(".out") + " 2>" + at(".err"))
-                        .c_str());
+    const int status = std::system(("env -u MAKEFLAGS -u MAKELEVEL PATH=" + at("bin") +
+                                    ":$PATH make -n V=1 BUILD=" + at("build") + " 'ARCH=" + arch + "' " +
+                                    at("build/cuda/cuda/runtime/table.o") + " >" + at(".out") + " 2>" + at(".err"))
+                                       .c_str());
     std::string out = read_text(at(".out")), codes;
     const std::regex code("-gencode arch=compute_(\\w+),code=(\\w+)");
     for (std::sregex_iterator i(out.begin(), out.end(), code), end; i != end; ++i)
