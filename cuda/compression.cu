@@ -161,8 +161,8 @@ __device__ __forceinline__ void move_slots(const KvCompression& e, const int32_t
   }
 }
 
-// Of a head's keys the channels from `channel` on, `channels` of them: those of 128 slots at a time, ascending, as
-// whole pages into shared memory, and from there to their places.  What a round reads is past all that earlier rounds
+// Moves the channels [channel, channel + kChannels) of a head's keys: 128 slots at a time, ascending, as whole pages
+// into shared memory, and from there to their places.  What a round reads is past all that earlier rounds
 // wrote, as in move_slots.
 template <class T>
 struct MovedKeys {

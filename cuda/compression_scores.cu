@@ -237,8 +237,7 @@ struct ColumnsOfS {
   static __device__ __forceinline__ float* norms(int stage) {
     return reinterpret_cast<float*>(keys(kStages).p) + stage * kPiece;
   }
-  // Keys and norms of slots [first, first + kPiece), zeros from `end` on and beyond the last channel.  A warp has a
-  // page.
+  // Keys and norms of slots [first, first + kPiece), a page a warp; zeros from `end` on and beyond the last channel.
   static __device__ __forceinline__ void fetch(int stage, int first, int end, const HeadPages& pages,
                                                const bf16* k_pages, int head_dim, const float* norm) {
     static_assert(kOwnWarps * kPageSlots == kPiece);

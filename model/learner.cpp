@@ -171,7 +171,7 @@ void for_micro_batches(const Model& model, const std::vector<Group>& groups, con
 // What the loss rows of the largest batches name.
 std::vector<Group> one_token() { return {{{0}, {{.tokens = {0}, .sampler_row = 0}}}}; }
 
-// Those groups of an update that one shard or rank computes, as a list of their own.
+// The groups of an update that one shard or rank computes, as a list of their own.
 struct Part {
   std::vector<Group> groups;
   TokenTerms terms;

@@ -45,13 +45,13 @@ void Learner::add_shards_of_ranks(int64_t round) {
   });
 }
 
-// The same bits with an eighth of the bytes between machines: their ranks j add the shards of their machine, of the
-// elements that all ranks j keep, and send each other one sum for each block of shards.
+// The same sums with an eighth of the bytes between machines.  Rank j of a machine adds the shards of the machine, for
+// the elements that the ranks j of all machines keep.  Then these ranks exchange one sum for each block of shards.
 //
-//     machine 0: shards 0 .. 7             machine 1: shards 8 .. 15
-//     rank j: 0 .. 7 of elements j        rank 8 + j: 8 .. 15 of elements j            within the machine
-//             0 .. 7 of elements 8 + j                8 .. 15 of elements 8 + j
-//     rank j: both sums of elements j     rank 8 + j: both sums of elements 8 + j      between machines
+//     machine 0: shards 0 .. 7                machine 1: shards 8 .. 15
+//     rank j: 0 .. 7 of elements j            rank 8 + j: 8 .. 15 of elements j            within the machine
+//             0 .. 7 of elements 8 + j                    8 .. 15 of elements 8 + j
+//     rank j: both sums of elements j         rank 8 + j: both sums of elements 8 + j      between machines
 void Learner::add_shards_by_machine() {
   Device& device = model_.device;
   const auto ranks = static_cast<size_t>(device.comm.ranks()), near = static_cast<size_t>(device.comm.node_ranks());

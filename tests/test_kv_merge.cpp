@@ -136,7 +136,7 @@ TEST_P(KvMerging, UnrotatedKeysAgreeAtAllPositions) {
   EXPECT_LT(shortest, 0.999) << "nothing was merged";
 }
 
-// Nothing evicted: what stays keeps its bits.
+// If no slot is evicted, the others keep their bits.
 TEST_P(KvMerging, NothingMergedChangesNothing) {
   const int64_t n = 21, D = 8;
   for (KvMergeKind kind : {KvMergeKind::d2o, KvMergeKind::value}) {

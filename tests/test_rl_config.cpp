@@ -400,8 +400,8 @@ TEST(ConfigRead, UnknownKeysNameTheNearest) {
 }
 
 // Keys that users of verl, TRL and OpenRLHF type.
-// What a run of before recorded can be continued: keys have their old names, or have gone, with a value under which
-// nothing has changed.  A configuration that a user writes has today's names.
+// A run that an older program recorded can be continued: its keys may have old names, or have gone since, if their
+// value means what is done today.  A configuration that a user writes has today's names.
 TEST(ConfigKeys, RecordsOfBeforeAreRead) {
   const auto text = [](const std::string& reduce) {
     std::string all = to_toml(Config()) + "\n[rollout.kv.h2o]\nnormalise = false\n";

@@ -256,7 +256,7 @@ TEST(Stages, GroupsWithoutSignalAreNotJudged) {
     EXPECT_EQ(s.old_logprob.has_value(), s.group >= 4);
   }
   for (const Trajectory& s : unfiltered.grpo->samples()) EXPECT_NE(s.ruling, Ruling::none);
-  EXPECT_EQ(count_verdicts(filtered.grpo->samples()).judged, 10);
+  EXPECT_EQ(count_rulings(filtered.grpo->samples()).judged, 10);
 }
 
 // The coins of OBRS are not those of URS, nor of another step or seed.

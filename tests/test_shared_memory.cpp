@@ -93,8 +93,7 @@ void spoil(Session& s) {
   s.device.upload({make_tensor(begin, DType::u8, {static_cast<int64_t>(bytes)}), nan.data()});
 }
 
-// Whatever lies there when a side begins: keys and values of every policy, page tables, sums of gradients of all
-// shards.
+// Whatever lies there when a side begins: keys and values of every policy, page tables, gradients of all shards.
 TEST(SharedMemory, ChangesNoBit) {
   for (const std::vector<std::string>& keys : std::vector<std::vector<std::string>>{
            {},

@@ -26,8 +26,7 @@ void* take(size_t bytes) {
   return nullptr;
 }
 void give(void* p, size_t) { cudaFree(p); }
-// What is left to CUDA, which takes memory as the work goes on: for graphs, for local variables of kernels, for
-// libraries.
+// Memory left to CUDA, which takes it as the work goes on, for graphs, local variables of kernels and libraries.
 constexpr size_t kLeft = size_t{512} << 20;
 template <bool kFree>
 size_t bytes() {

@@ -112,7 +112,7 @@ void set_corrections(const RolloutCorrectionKeys& keys, std::span<Trajectory> up
   if (keys.rollout_is == RolloutIs::released) finish_released(update);
 }
 
-Acceptance count_verdicts(std::span<const Trajectory> update) {
+Acceptance count_rulings(std::span<const Trajectory> update) {
   Acceptance count;
   for (const Trajectory& s : update)
     count.judged += s.ruling != Ruling::none, count.accepted += s.ruling == Ruling::accepted;

@@ -86,7 +86,7 @@ void set_corrections(const RolloutCorrectionKeys& keys, std::span<Trajectory> up
 struct Acceptance {
   int64_t judged = 0, accepted = 0;
 };
-Acceptance count_verdicts(std::span<const Trajectory> update);
+Acceptance count_rulings(std::span<const Trajectory> update);
 // False where min_accepted asks to skip the update.
 bool enough_accepted(const RolloutCorrectionKeys& keys, const Acceptance& count);
 

@@ -491,7 +491,7 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
     for (const std::span<Trajectory> batch : batches) {
       const std::span<const TokenPlan> plan = plans.subspan(batch.data() - samples_.data(), batch.size());
       Update u = make_update(keys_.actor, keys_.max_response_length, batch, plan);
-      const bool learns = !u.groups.empty() && enough_accepted(c, count_verdicts(batch)), first = totals.updates == 0;
+      const bool learns = !u.groups.empty() && enough_accepted(c, count_rulings(batch)), first = totals.updates == 0;
       TokenOuts out;
       if (learns) {
         const bool masks = c.off_policy_mask_threshold > 0, sequence_ratios = spec.policy == PolicyLoss::gspo;

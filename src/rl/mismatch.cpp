@@ -142,7 +142,7 @@ void report_mismatch(const RolloutCorrectionKeys& keys, const Update& update, co
 }
 
 void report_corrections(const RolloutCorrectionKeys& keys, std::span<const Trajectory> samples, Metrics& m) {
-  const Acceptance count = count_verdicts(samples);
+  const Acceptance count = count_rulings(samples);
   const std::string name = "rollout_corr/";
   m.set(name + "judged_fraction", samples.empty() ? 0 : part(count.judged, static_cast<int64_t>(samples.size())));
   if (count.judged == 0) return;

@@ -31,13 +31,13 @@ bool retired(const Config& config, const TomlItem& item) {
   const std::string value = item.values.empty() ? "" : item.values[0].text;
   const auto it = gone.find(item.key);
   if (it != gone.end()) return value == it->second;
-  // Of methods whose names are refused.
+  // Their methods have gone, so that only the names of these are refused.
   if (item.key == "rollout.kv.evict.protect_first" || item.key == "rollout.kv.merge.cam_targets") return true;
   return item.key == "data.val_max_statements" && (value == "0" || value == cat(config.data.max_statements));
 }
 
-// Nobody writes every key: this is the resolved configuration of a run.
-bool is_resolved(const std::vector<TomlItem>& items) { return items.size() >= config_keys().size(); }
+// True for the resolved configuration of a run, by this program or an older one: a user's has far fewer keys.
+bool is_resolved(const std::vector<TomlItem>& items) { return items.size() > config_keys().size() / 2; }
 
 // Renames keys of an older program, which wrote this.
 void rename_old(std::vector<TomlItem>& items) {

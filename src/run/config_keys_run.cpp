@@ -186,8 +186,8 @@ Groups trainer_keys() {
             "several or the weights were random. Checkpoints always hold f32",
             "pare"),
         KEY(trainer.max_file_bytes, at_least(1), "bytes",
-            "most tensor bytes of a file of weights or moments, unless one tensor alone has more; several files have "
-            "an index. The ranks of a machine write them at the same time",
+            "largest file of weights or moments; a larger tensor has a file of its own, and several files have an "
+            "index. The ranks of rank 0's machine write them in parallel",
             "transformers: max_shard_size"),
         KEY(trainer.samples_freq, at_least(0), "steps", "interval at which responses are written and shown; 0: never",
             "pare")}},
