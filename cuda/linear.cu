@@ -14,6 +14,7 @@
 #include "linear_wgmma.cuh"
 #include "ops/linear_tiles.h"
 #include "runtime/machine.cuh"
+#include "vocab.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -41,6 +42,10 @@ struct Forward {
   float* sums;
   unsigned* arrivals;
 
+  // Can tensor copies store y?
+  bool stores_by_boxes() const {
+    return pairs && columns % 2 == 0 && y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
+  }
   // The number of such parts, or 0.
   int apart() const { return !kTranspose && sums ? ceil_div(depth, part) : 0; }
   // The sums of a part at an even column and the next.
@@ -78,6 +83,14 @@ struct Forward {
 
  private:
   __device__ bool is_pair(int column) const { return pairs && column + 1 < columns; }
+};
+
+// The LM head: y are logits, and the tiles of the vocabulary are summed up.
+struct Head : Forward<bf16, false> {
+  float* tiles;           // [rows, vocab_tiles(columns) + 1, 3]
+  const int32_t* target;  // [rows], or null
+  float temperature;
+  bool stores;  // the logits
 };
 
 // dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain continues what is there.
@@ -238,19 +251,21 @@ void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, c
     launch_wgmma<kRows, kColumns, kParts>(op, p, stream);
     taken = true;
   };
-  if constexpr (!kGradient && !kParts) {
-    take.template operator()<64, 32>();
-    take.template operator()<64, 64>();
-    take.template operator()<128, 144>();
-    take.template operator()<256, 144>();
-  }
-  if constexpr (!kGradient) take.template operator()<128, 64>();
   take.template operator()<128, 128>();
-  take.template operator()<128, 192>();
-  if constexpr (!kParts) {
-    take.template operator()<128, 256>();
-    take.template operator()<256, 192>();
+  if constexpr (std::is_same_v<Product, Head>) {
+    take.template operator()<64, 128>();
+  } else {
+    if constexpr (!kGradient && !kParts) {
+      take.template operator()<64, 32>();
+      take.template operator()<64, 64>();
+      take.template operator()<128, 144>();
+      take.template operator()<256, 144>();
+    }
+    if constexpr (!kGradient) take.template operator()<128, 64>();
+    take.template operator()<128, 192>();
+    if constexpr (!kParts) take.template operator()<256, 192>();
   }
+  if constexpr (!kParts) take.template operator()<128, 256>();
   expect(taken, op, ": no kernel has tiles of ", tile.rows, " x ", tile.columns);
 }
 // aligned: rows of x and of the weight begin at multiples of 16 bytes.
@@ -273,10 +288,9 @@ void multiply_rows(const char* op, bool aligned, const WeightGradient<bf16>& p, 
 
 // y [rows, columns] = x [rows, depth] times w or its transpose.
 template <class T, bool kTranspose>
-void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, const Tensor& bias,
-             const Tensor& residual, const LinearParts& parts, Stream stream) {
+Forward<T, kTranspose> forward_product(const Tensor& y, const Tensor& x, const Weight& w, const Tensor& bias,
+                                       const Tensor& residual, const LinearParts& parts) {
   const int64_t rows = y.shape[0], columns = y.shape[1], depth = x.shape[1];
-  if (rows == 0 || columns == 0) return;
   Forward<T, kTranspose> p{};
   p.y = y.as<T>(), p.x = x.as<T>(), p.packed = w.packed.as<T>();
   p.bias = bias ? bias.as<T>() : nullptr, p.residual = residual ? residual.as<T>() : nullptr;
@@ -289,11 +303,30 @@ void forward(const char* op, const Tensor& y, const Tensor& x, const Weight& w, 
     return reinterpret_cast<uintptr_t>(t.data) % 4 == 0 && t.stride[0] % 2 == 0;
   };
   p.pairs = even(y) && (!residual || even(residual));
-  if constexpr (std::is_same_v<T, bf16>) {
-    multiply_by_weight(op, aligned16(x, {x.stride[0]}) && aligned16(w.packed, {}), p, stream);
-  } else {
+  return p;
+}
+bool takes_tensor_copies(const Tensor& x, const Weight& w) {
+  return aligned16(x, {x.stride[0]}) && aligned16(w.packed, {});
+}
+template <class T, bool kTranspose>
+void multiply_forward(const char* op, const Forward<T, kTranspose>& p, const Tensor& x, const Weight& w,
+                      Stream stream) {
+  if (p.rows == 0 || p.columns == 0) return;
+  if constexpr (std::is_same_v<T, bf16>)
+    multiply_by_weight(op, takes_tensor_copies(x, w), p, stream);
+  else
     multiply_on_cuda_cores<true>(op, p, stream);
-  }
+}
+// Logits and the sums of their tiles by one kernel.  False: these shapes have none.
+bool multiply_and_sum(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
+  const VocabSums& sums = a.vocab_sums;
+  const bool stores = !sums.only;
+  if (!takes_wgmma(true) || !takes_tensor_copies(a.x, a.w) || p.depth == 0 || p.part < p.depth) return false;
+  if (stores && !p.stores_by_boxes()) return false;
+  const Head head{p, sums.tiles.as<float>(), sums.target ? sums.target.as<int32_t>() : nullptr, sums.temperature,
+                  stores};
+  if (p.rows > 0) multiply_by_wgmma<false>(op, kHeadTiles, head, stream);
+  return true;
 }
 
 template <bool kUnpack>
@@ -314,14 +347,21 @@ void pack_weight(const PackWeight& a, Stream stream) { move<false>("pack_weight"
 void unpack_weight(const UnpackWeight& a, Stream stream) { move<true>("unpack_weight", a.w, a.rows, a.first, stream); }
 
 void linear_fwd(const LinearFwd& a, Stream stream) {
-  with_act("linear_fwd", a.x, [&](auto type) {
-    forward<decltype(type), false>("linear_fwd", a.y, a.x, a.w, a.bias, a.residual, a.parts, stream);
+  const char* op = "linear_fwd";
+  with_act(op, a.x, [&](auto type) {
+    using T = decltype(type);
+    const auto p = forward_product<T, false>(a.y, a.x, a.w, a.bias, a.residual, a.parts);
+    if constexpr (std::is_same_v<T, bf16>)
+      if (a.vocab_sums.tiles && multiply_and_sum(op, p, a, stream)) return;
+    multiply_forward(op, p, a.x, a.w, stream);
+    sum_vocabulary(a, stream);
   });
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream stream) {
   with_act("linear_bwd_input", a.dy, [&](auto type) {
-    forward<decltype(type), true>("linear_bwd_input", a.dx, a.dy, a.w, {}, a.accumulate ? a.dx : Tensor{}, {}, stream);
+    const auto p = forward_product<decltype(type), true>(a.dx, a.dy, a.w, {}, a.accumulate ? a.dx : Tensor{}, {});
+    multiply_forward("linear_bwd_input", p, a.dy, a.w, stream);
   });
 }
 

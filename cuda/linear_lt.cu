@@ -22,6 +22,7 @@
 #include "linear.cuh"
 #include "runtime/library.h"
 #include "runtime/machine.cuh"
+#include "vocab.cuh"
 
 namespace pare::PARE_CUDA::fast {
 
@@ -237,6 +238,7 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
             .a_transposed = false,
             .b_transposed = true},
            stream);
+  sum_vocabulary(a, stream);
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream stream) {

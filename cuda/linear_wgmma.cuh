@@ -10,6 +10,7 @@
 #include "ops/linear.h"
 #include "ring.cuh"
 #include "runtime/machine.cuh"
+#include "vocab.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -179,6 +180,54 @@ __device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& 
   }
 }
 
+// Sums up the tiles of the vocabulary in the results of a warp, those of store_tile, which become z; `column` is a
+// multiple of kVocabTile.  A lane has a quarter of the 16 lanes of a row sum: of every 16 ids two neighbours, and the
+// two that are 8 further on.
+template <class Product, int kDown, int kColumns>
+__device__ __forceinline__ void sum_tiles(const Product& p, Accumulator<kColumns> (&total)[kDown], int row,
+                                          int column) {
+  static_assert(kColumns % kVocabTile == 0);
+  const int numbers = 3 * (ceil_div(p.columns, kVocabTile) + 1);  // of a row
+#pragma unroll
+  for (int m = 0; m < kDown; m++) {
+    total[m].for_each([](int, int, float& x) { x = to_float(from_float<bf16>(x)); });
+    if (p.temperature != 1) total[m].for_each([&](int, int, float& x) { x /= p.temperature; });
+    if (column + kColumns > p.columns)
+      total[m].for_each([&](int, int c, float& x) { x = column + c < p.columns ? x : -INFINITY; });
+    for_rows([&](LaneRow r) {
+      const int first_row = row + m * 64 + r;
+      const bool exists = first_row < p.rows;
+      float* const to = p.tiles + int64_t{first_row} * numbers;
+      if (exists && p.target) {
+        const int at = p.target[first_row] - column;
+        if (0 <= at && at < kColumns)
+          total[m].for_row(r, [&](int c, float z) {
+            if (c == at) to[numbers - 3] = z;
+          });
+      }
+#pragma unroll
+      for (int v = 0; v < kColumns / kVocabTile; v++) {
+        if (column + v * kVocabTile >= p.columns) break;
+        const auto z = [&](int step, int lane) {  // ids of the tile: 16 step + 8 (lane / 2) + those of lane_column
+          return total[m].tile[v * kVocabTile / 8 + 2 * step + lane / 2][r.i * 2 + lane % 2];
+        };
+        float top = -INFINITY, sum[4] = {}, weighted[4] = {};
+#pragma unroll
+        for (int i = 0; i < kVocabTile / 4; i++) top = fmaxf(top, z(i / 4, i % 4));
+        top = quad_max(top);
+        const float base = base_of_tile(top);
+#pragma unroll
+        for (int i = 0; i < kVocabTile / 4; i++) add_to_tile(sum[i % 4], weighted[i % 4], z(i / 4, i % 4) - base);
+        const float s = tree_of_quad(sum), w = tree_of_quad(weighted);
+        if (exists && leads_quad()) {
+          float* const numbers_of_tile = to + 3 * (column / kVocabTile + v);
+          numbers_of_tile[0] = top, numbers_of_tile[1] = s, numbers_of_tile[2] = w;
+        }
+      }
+    });
+  }
+}
+
 // A block computes the tiles blockIdx.x, blockIdx.x + gridDim.x, ...: the copying warp runs ahead into the next while
 // the others finish one.  Where parts are apart or y cannot be stored by boxes, a block has one tile.
 template <int kRows, int kColumns, bool kParts, class Product>
@@ -280,7 +329,10 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
     if (!kParts || adds) end_part();
     first = first_of_tile<kRows, kColumns>(p.rows, p.columns, t);
     first.x += warp / 4 * kDown * 64 + warp % 4 * 16;
-    if constexpr (kRounds) {
+    if constexpr (requires { p.tiles; }) {
+      if (p.stores) store_tile<Block>(p, maps.y, total, shared, first.x, first.y);
+      sum_tiles(p, total, first.x, first.y);
+    } else if constexpr (kRounds) {
       if (!maps.by_boxes) break;
       store_tile<Block>(p, maps.y, total, shared, first.x, first.y);
     } else {
@@ -288,7 +340,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
     }
   }
   if constexpr (kRounds) {
-    if (maps.by_boxes) {
+    if (maps.by_boxes || requires { p.tiles; }) {
       if (lane == 0) store_wait_read<0>();
     } else {
       finish_tile<64>(p, total, first.x, first.y, blockIdx.x);
@@ -306,9 +358,9 @@ void launch_wgmma(const char* op, const Product& p, Stream stream) {
   WgmmaMaps maps{.a = a, .b = b, .y = {}, .by_boxes = false};
   bool one_tile = false;  // for a block
   if constexpr (requires { p.y; }) {
-    maps.by_boxes = p.apart() == 0 && p.pairs && p.columns % 2 == 0 && p.y_stride % 8 == 0 &&
-                    reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
+    maps.by_boxes = p.apart() == 0 && p.stores_by_boxes();
     one_tile = !maps.by_boxes;
+    if constexpr (requires { p.tiles; }) one_tile = false;
     if (maps.by_boxes)
       maps.y = tensor_map<2>(op, p.y, {static_cast<uint64_t>(p.columns), static_cast<uint64_t>(p.rows)},
                              {static_cast<uint64_t>(p.y_stride) * 2}, {Block::kBox, 16},

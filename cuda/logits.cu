@@ -6,17 +6,20 @@
 // shared memory.
 //
 // Order: list.h's of sums over the vocabulary, so the log-prob of a token has the same bits in all of them, and in f32
-// those of the `cpu` table.  Half a warp has a tile of 128 ids, lane j the ids j + 16 i.  It adds up exponentials
-// relative to the tile's maximum, so one pass over the logits gives both.  Then all threads compute the factors that
-// make the sums of tiles relative to the maximum of the row, and two lanes add them up.
+// those of the `cpu` table.  The product of the LM head has summed up the tiles of 128 ids (VocabSums); else half a
+// warp does a tile, lane j the ids j + 16 i.  Exponentials are relative to the tile's maximum, so one pass over the
+// logits gives both.  Then all threads compute the factors that make the sums of tiles relative to the maximum of the
+// row, and two lanes add them up.
 //
-// Bytes: logits read once, twice by draws, losses and lists, 36 times in bf16 for each of top_k and top_p (from L2 for
-// the most part); limited by the exponentials, with few rows by the chains of sums, V / 128 additions long.
+// Bytes: with VocabSums 12 a tile, to which a loss adds all logits, read once, and a draw those of tiles that can win;
+// else logits once more; lists twice; 36 times in bf16 for each of top_k and top_p (from L2 for the most part).
+// Limited by the exponentials, with few rows by the chains of sums, V / 128 additions long.
 #include <type_traits>
 
 #include "ops/token_loss.h"
 #include "rng.cuh"
 #include "runtime/common.cuh"
+#include "vocab.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -103,25 +106,25 @@ __device__ __forceinline__ float tree(float lane_sum) {
   return lane_sum;
 }
 
+// f(tile) by half a warp each.  Whole warps call it, so one tile may lie behind the last.
+template <class F>
+__device__ __forceinline__ void for_tiles(int vocabulary, F f) {
+  const int count = ceil_div(vocabulary, kVocabTile);
+  for (int begin = threadIdx.x / 32 * 2; begin < count; begin += kTilesAtATime) f(begin + threadIdx.x % 32 / kLanes);
+}
+
 // Three numbers of each tile of the vocabulary, in dynamic shared memory.
 struct Tiles {
   int count;
   float *top, *sum, *weighted;  // [count]
   __device__ explicit Tiles(int vocabulary)
       : count(ceil_div(vocabulary, kVocabTile)), top(dynamic_smem<float>()), sum(top + count), weighted(sum + count) {}
-  static size_t bytes(int64_t vocabulary) { return 3 * sizeof(float) * ceil_div(vocabulary, kVocabTile); }
-  // f(tile) by half a warp each.  Whole warps call it, so one tile may lie behind the last.
-  template <class F>
-  __device__ __forceinline__ void for_each(F f) const {
-    for (int begin = threadIdx.x / 32 * 2; begin < count; begin += kTilesAtATime) f(begin + threadIdx.x % 32 / kLanes);
-  }
+  static size_t bytes(int64_t vocabulary) { return 3 * sizeof(float) * vocab_tiles(vocabulary); }
 };
 
-// In every thread.  Overwrites the numbers of tiles, and has finished with them at its end.
-template <class T>
-__device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
-  __shared__ float room[kWarps], sums[2];
-  const Tiles tiles(vocabulary);
+// put(tile, largest z, sum, weighted) by one lane for each tile: what VocabSums says.
+template <class T, class Put>
+__device__ __forceinline__ void sum_tiles(const Scaled<T>& z, int vocabulary, Put put) {
   const int lane = threadIdx.x % kLanes;
   T next[kIds];  // of the tile that comes next: loaded while one is computed
   const auto load = [&](int tile) {
@@ -131,9 +134,8 @@ __device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
       next[i] = id < vocabulary ? z.logits[id] : from_float<T>(-INFINITY);
     }
   };
-  float top = -INFINITY;
   load(threadIdx.x / kLanes);
-  tiles.for_each([&](int tile) {
+  for_tiles(vocabulary, [&](int tile) {
     float x[kIds], m = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kIds; i++) {
@@ -142,47 +144,82 @@ __device__ Distribution distribution(const Scaled<T>& z, int vocabulary) {
     }
     load(tile + kTilesAtATime);
     for (int o = kLanes / 2; o > 0; o /= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, o));
-    top = fmaxf(top, m);
-    const float base = m == -INFINITY ? 0.f : m;  // exp(-infinity - 0) is +0: such a tile adds nothing
+    const float base = base_of_tile(m);
     float sum = 0, weighted = 0;
 #pragma unroll
-    for (int i = 0; i < kIds; i++) {
-      const float below = x[i] - base, e = exp_f32(below);  // +0 behind the last
-      sum += e;
-      weighted = fmaf(e > 0 ? below : 0.f, e, weighted);
-    }
+    for (int i = 0; i < kIds; i++) add_to_tile(sum, weighted, x[i] - base);  // +0 behind the last
     sum = tree(sum), weighted = tree(weighted);
-    if (lane == 0 && tile < tiles.count) tiles.top[tile] = m, tiles.sum[tile] = sum, tiles.weighted[tile] = weighted;
+    if (lane == 0 && tile * kVocabTile < vocabulary) put(tile, m, sum, weighted);
   });
+}
+
+// In every thread.  `sums`: the row's of VocabSums, or null.  Overwrites the numbers of tiles: `top` keeps those of
+// VocabSums.  Without kEntropy there is no weighted sum.
+template <bool kEntropy, class T>
+__device__ Distribution distribution(const Scaled<T>& z, int vocabulary, const float* sums) {
+  __shared__ float room[kWarps], totals[2];
+  const Tiles tiles(vocabulary);
+  float top = -INFINITY;
+  const auto put = [&](int tile, float m, float sum, float weighted) {
+    top = fmaxf(top, m);
+    tiles.top[tile] = m, tiles.sum[tile] = sum, tiles.weighted[tile] = weighted;
+  };
+  if (sums)
+    for (int t = threadIdx.x; t < tiles.count; t += kThreads) put(t, sums[3 * t], sums[3 * t + 1], sums[3 * t + 2]);
+  else
+    sum_tiles(z, vocabulary, put);
   Distribution d{};
   d.max = block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); });
+  float* const factor = kEntropy ? tiles.top : tiles.weighted;
   for (int t = threadIdx.x; t < tiles.count; t += kThreads) {
     const float below = tiles.top[t] - d.max;
-    if (tiles.sum[t] > 0) tiles.weighted[t] = fmaf(below, tiles.sum[t], tiles.weighted[t]);
-    tiles.top[t] = exp_f32(below);
+    if (kEntropy && tiles.sum[t] > 0) tiles.weighted[t] = fmaf(below, tiles.sum[t], tiles.weighted[t]);
+    factor[t] = exp_at_most_1(below);
   }
   __syncthreads();
-  if (threadIdx.x < 2) {
+  if (threadIdx.x < (kEntropy ? 2 : 1)) {
     const float* const parts = threadIdx.x ? tiles.weighted : tiles.sum;
     float total = 0;
 #pragma unroll 8
-    for (int t = 0; t < tiles.count; t++) total = fmaf(parts[t], tiles.top[t], total);
-    sums[threadIdx.x] = total;
+    for (int t = 0; t < tiles.count; t++) total = fmaf(parts[t], factor[t], total);
+    totals[threadIdx.x] = total;
   }
   __syncthreads();
-  d.sum = sums[0], d.weighted = sums[1];
+  d.sum = totals[0], d.weighted = kEntropy ? totals[1] : 0.f;
   d.log_sum = log_f32(d.sum);
   return d;
+}
+
+// Of VocabSums, or null: the numbers of a row.
+struct RowSums {
+  const float* tiles;
+  __device__ __forceinline__ const float* row(int64_t r, int vocabulary) const {
+    return tiles ? tiles + r * 3 * (ceil_div(vocabulary, kVocabTile) + 1) : nullptr;
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads, 4)
+    sum_tiles_of_rows(float* __restrict__ tiles, const T* __restrict__ logits, const int32_t* __restrict__ target,
+                      int vocabulary, float temperature) {
+  const Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, temperature};
+  const int count = ceil_div(vocabulary, kVocabTile);
+  float* const row = tiles + int64_t{blockIdx.x} * 3 * (count + 1);
+  sum_tiles(z, vocabulary, [&](int tile, float m, float sum, float weighted) {
+    row[3 * tile] = m, row[3 * tile + 1] = sum, row[3 * tile + 2] = weighted;
+  });
+  if (target && threadIdx.x == 0) row[3 * count] = z.at(target[blockIdx.x]);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     logprobs(float* __restrict__ logprob, float* __restrict__ entropy, const T* __restrict__ logits,
-             const int32_t* __restrict__ target, int vocabulary, float temperature) {
+             const int32_t* __restrict__ target, const RowSums sums, int vocabulary, float temperature) {
   const Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, temperature};
-  const Distribution d = distribution(z, vocabulary);
+  const float* const row = sums.row(blockIdx.x, vocabulary);
+  const Distribution d = distribution<true>(z, vocabulary, row);
   if (threadIdx.x) return;
-  logprob[blockIdx.x] = d.logprob(z.at(target[blockIdx.x]));
+  logprob[blockIdx.x] = d.logprob(row ? row[3 * ceil_div(vocabulary, kVocabTile)] : z.at(target[blockIdx.x]));
   entropy[blockIdx.x] = d.entropy();
 }
 
@@ -194,7 +231,7 @@ __device__ __forceinline__ float sum_over_ids(int vocabulary, Add add) {
   __shared__ float total;
   const Tiles tiles(vocabulary);
   const int lane = threadIdx.x % kLanes;
-  tiles.for_each([&](int tile) {
+  for_tiles(vocabulary, [&](int tile) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kIds; i++) {
@@ -221,7 +258,7 @@ __device__ float kl_to(const Scaled<T>& z, const Scaled<T>& zq, const Distributi
                        int vocabulary) {
   return sum_over_ids(vocabulary, [&](int id, float sum) {
     const float x = z.at(id) - d.max, ratio = x - d.log_sum - (zq.at(id) - q.max - q.log_sum);
-    return x == -INFINITY ? sum : fmaf(exp_f32(x) / d.sum, ratio, sum);
+    return x == -INFINITY ? sum : fmaf(exp_at_most_1(x) / d.sum, ratio, sum);
   });
 }
 
@@ -230,7 +267,7 @@ template <class T>
 __device__ float centring_sum(const Centring& spec, const Scaled<T>& z, const Scaled<T>& zq, const Distribution& d,
                               const Distribution& q, int vocabulary) {
   return sum_over_ids(vocabulary, [&](int id, float sum) {
-    return sum + centring_mass(spec, exp_f32(z.at(id) - d.max) / d.sum, exp_f32(zq.at(id) - q.max) / q.sum);
+    return sum + centring_mass(spec, exp_at_most_1(z.at(id) - d.max) / d.sum, exp_at_most_1(zq.at(id) - q.max) / q.sum);
   });
 }
 
@@ -242,6 +279,7 @@ struct LossArgs {
   const int32_t* target;
   const float *weight, *kl_weight, *advantage, *old_logprob, *log_ratio, *ref_logprob;  // [R] or null
   const T* other_logits;                                                                // [R, V] or null: of q
+  RowSums sums;
   LossSpec spec;
   int vocabulary;
 };
@@ -250,7 +288,7 @@ struct LossArgs {
 // c log p[target] + entropy_weight * -entropy + kl_weight * KL(p || q) or, forward, KL(q || p); plus that of centring.
 struct Slope {
   float c, entropy_weight, kl_weight, kl;
-  bool full, exact, forward;  // entropy or KL; KL(p || q); KL(q || p)
+  bool exact, forward;  // KL(p || q); KL(q || p)
   int target;
   float centre, centre_sum;  // the weight of centring, and sum(c)
 };
@@ -258,24 +296,23 @@ template <bool kCentred, class T>
 __device__ __forceinline__ float gradient(int i, float z, const Slope& s, const Scaled<T>& zq, const Distribution& d,
                                           const Distribution& q, const LossSpec& spec) {
   const float temperature = spec.temperature;
-  const float x = z - d.max, e = exp_f32(x);
+  const float x = z - d.max, e = exp_at_most_1(x);
   if (x == -INFINITY) return 0;
-  if (!kCentred && !s.full)
-    return i == s.target ? s.c * (1.f - e / d.sum) / temperature : e * (-s.c / d.sum / temperature);
   const float p = e / d.sum, log_p = x - d.log_sum, log_q = s.exact ? zq.at(i) - q.max - q.log_sum : 0.f;
   float centred = 0;
-  if (kCentred) centred = fmaf(-s.centre_sum, p, centring_mass(spec.centring, p, exp_f32(zq.at(i) - q.max) / q.sum));
+  if (kCentred)
+    centred = fmaf(-s.centre_sum, p, centring_mass(spec.centring, p, exp_at_most_1(zq.at(i) - q.max) / q.sum));
   if (i == s.target) {
     float g = s.c + p * (-s.c + s.entropy_weight * (log_p + d.entropy()));
     if (s.exact) g += p * s.kl_weight * (log_p - log_q - s.kl);
-    if (s.forward) g += s.kl_weight * (p - exp_f32(zq.at(i) - q.max) / q.sum);
+    if (s.forward) g += s.kl_weight * (p - exp_at_most_1(zq.at(i) - q.max) / q.sum);
     if (kCentred) g = fmaf(s.centre, centred, g);
     return g / temperature;
   }
   float g = fmaf(s.entropy_weight, log_p + d.entropy(), -s.c);
   if (s.exact) g = fmaf(s.kl_weight, log_p - log_q - s.kl, g);
   g = p * g;
-  if (s.forward) g = fmaf(s.kl_weight, p - exp_f32(zq.at(i) - q.max) / q.sum, g);
+  if (s.forward) g = fmaf(s.kl_weight, p - exp_at_most_1(zq.at(i) - q.max) / q.sum, g);
   if (kCentred) g = fmaf(s.centre, centred, g);
   return g / temperature;
 }
@@ -285,7 +322,7 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
   const int64_t r = blockIdx.x;
   const LossSpec& spec = a.spec;
   const Scaled<T> z{a.logits + r * a.vocabulary, spec.temperature};
-  const Distribution d = distribution(z, a.vocabulary);
+  const Distribution d = distribution<true>(z, a.vocabulary, a.sums.row(r, a.vocabulary));
   const float lp = d.logprob(z.at(a.target[r]));
   TokenLoss<float> token =
       token_loss<float>(spec, lp, a.old_logprob ? a.old_logprob[r] : 0.f, a.log_ratio ? a.log_ratio[r] : 0.f,
@@ -295,11 +332,11 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
   Distribution q{};
   float centre_sum = 0;
   if (kCentred) {
-    q = distribution(zq, a.vocabulary);
+    q = distribution<false>(zq, a.vocabulary, nullptr);
     centre_sum = centring_sum(spec.centring, z, zq, d, q, a.vocabulary);
   }
   if (exact) {
-    q = distribution(zq, a.vocabulary);
+    q = distribution<false>(zq, a.vocabulary, nullptr);
     token.kl = forward ? kl_to(zq, z, q, d, a.vocabulary) : kl_to(z, zq, d, q, a.vocabulary);
   }
   if (threadIdx.x == 0) {
@@ -311,37 +348,47 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
                 .entropy_weight = a.kl_weight[r] * spec.entropy_coef,
                 .kl_weight = kl_weight,
                 .kl = token.kl,
-                .full = spec.entropy_coef != 0 || exact,
                 .exact = exact && !forward,
                 .forward = forward,
                 .target = a.target[r],
                 .centre = kCentred ? a.kl_weight[r] * a.advantage[r] : 0.f,
                 .centre_sum = centre_sum};
   __syncthreads();  // everyone has read the target's logit
-  T* row = a.logits + r * a.vocabulary;
-  Words<T> next = z.load(kEach * threadIdx.x, a.vocabulary);  // the next tile is loaded while one is computed
-  for (int first = kEach * threadIdx.x; first < a.vocabulary; first += kStep) {
-    const Some<T> x = some_of<T>(next);
-    next = z.load(first + kStep, a.vocabulary);
-    Some<T> g;
-#pragma unroll
-    for (int i = 0; i < kEach; i++)
-      if (first + i < a.vocabulary)
-        g.v[i] = from_float<T>(gradient<kCentred>(first + i, z.scaled(to_float(x.v[i])), s, zq, d, q, spec));
-    if (at_once(row, a.vocabulary)) {
-      *reinterpret_cast<Some<T>*>(row + first) = g;
-    } else {
+  T* const row = a.logits + r * a.vocabulary;
+  // Overwrites the row by slope(id, z) of each id.
+  const auto overwrite = [&](auto slope) {
+    Words<T> next = z.load(kEach * threadIdx.x, a.vocabulary);  // the next tile is loaded while one is computed
+    for (int first = kEach * threadIdx.x; first < a.vocabulary; first += kStep) {
+      const Some<T> x = some_of<T>(next);
+      next = z.load(first + kStep, a.vocabulary);
+      Some<T> g;
 #pragma unroll
       for (int i = 0; i < kEach; i++)
-        if (first + i < a.vocabulary) row[first + i] = g.v[i];
+        if (first + i < a.vocabulary) g.v[i] = from_float<T>(slope(first + i, z.scaled(to_float(x.v[i]))));
+      if (at_once(row, a.vocabulary)) {
+        *reinterpret_cast<Some<T>*>(row + first) = g;
+      } else {
+#pragma unroll
+        for (int i = 0; i < kEach; i++)
+          if (first + i < a.vocabulary) row[first + i] = g.v[i];
+      }
     }
+  };
+  if (kCentred || exact || spec.entropy_coef != 0) {
+    overwrite([&](int i, float zi) { return gradient<kCentred>(i, zi, s, zq, d, q, spec); });
+  } else {  // of the target's log-prob alone
+    const float factor = -s.c / d.sum / spec.temperature;
+    overwrite([&](int i, float zi) {
+      const float x = zi - d.max, e = exp_at_most_1(x);
+      if (i == s.target) return x == -INFINITY ? 0.f : s.c * (1.f - e / d.sum) / spec.temperature;
+      return x == -INFINITY ? 0.f : e * factor;
+    });
   }
 }
 
 // ---- sampling
 
 __device__ float gumbel(uint32_t word) { return -log_f32(-log_f32(uniform_open(word))); }
-constexpr float kMostGumbel = 16.65f;  // of the largest word 16.636
 
 // What a draw must exceed, and which words cannot make it do so, whatever the logit: most are passed over without a
 // logarithm, and their logits unread.
@@ -398,7 +445,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   float top = -INFINITY;
   for (int i = threadIdx.x; i < vocabulary; i += kThreads) top = fmaxf(top, z.at(i));
   top = block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); });
-  const auto share = [&](int i) { return exp_f32(z.at(i) - top); };
+  const auto share = [&](int i) { return exp_at_most_1(z.at(i) - top); };
   uint64_t least = keep.top_k > 0 && keep.top_k < vocabulary ? least_of_largest(row, vocabulary, keep.top_k) : 0;
   if (keep.top_p < 1) {
     const auto units = [&](uint64_t r) {
@@ -469,46 +516,60 @@ struct Choice {
   int32_t* token;
   float* logprob;
   const int32_t* counter;  // [R, 3]
+  RowSums sums;
   uint64_t key;
   float temperature;
 };
 
+// A warp takes a tile, a lane four neighbouring ids of it: a block of philox has four words.  The tile of the largest
+// logit comes first, in every warp, so that the bar is high before the others are looked at.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4) draw(const T* __restrict__ logits, int vocabulary, Choice a) {
+  static_assert(kVocabTile == 32 * kEach);
   __shared__ uint64_t best[kWarps];
+  __shared__ int peak;
   const bool greedy = a.temperature == 0;
   const Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, greedy ? 1.f : a.temperature};
   const int32_t* const counter = a.counter + 3 * blockIdx.x;
   const auto uid_low = static_cast<uint32_t>(counter[0]), uid_high = static_cast<uint32_t>(counter[1]);
   const auto position = static_cast<uint32_t>(counter[2]);
+  const Distribution d = distribution<false>(z, vocabulary, a.sums.row(blockIdx.x, vocabulary));
+  const Tiles tiles(vocabulary);
   uint64_t mine = 0;
-  const auto offer = [&](float value, int id) {
-    const uint64_t r = rank(value, id);
-    mine = r > mine ? r : mine;
+  Bar bar;  // of the warp
+  const auto take = [&](int tile) {
+    const int first = tile * kVocabTile + kEach * (threadIdx.x % 32);
+    const Some<T> x = some_of<T>(z.load(first, vocabulary));
+    const uint4 words = philox({static_cast<uint32_t>(first / 4), position, uid_low, uid_high}, a.key);
+    float reached = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < kEach; w++) {
+      const uint32_t word = word_of(words, w);
+      if (first + w >= vocabulary || word < bar.least_word) continue;
+      float value = z.scaled(to_float(x.v[w]));
+      if (value + kMostGumbel < bar.value) continue;
+      if (!greedy) value += gumbel(word);
+      const uint64_t r = rank(value, first + w);
+      mine = r > mine ? r : mine;
+      reached = fmaxf(reached, value);
+    }
+    reached = warp_max(reached);
+    if (reached > bar.value) bar.raise(reached, d.max);
   };
-  Distribution d{};
-  if (greedy) {
-    for (int id = threadIdx.x; id < vocabulary; id += kThreads) offer(z.at(id), id);
-  } else {
-    d = distribution(z, vocabulary);
-    Bar bar;  // of the warp
-    for (int begin = 0; begin < vocabulary; begin += kStep) {
-      const int first = begin + kEach * threadIdx.x;  // four ids, as a block of philox has four words
-      float reached = -INFINITY;
-      if (first < vocabulary) {
-        const uint4 words = philox({static_cast<uint32_t>(first / 4), position, uid_low, uid_high}, a.key);
-        for (int w = 0; w < 4; w++) {
-          const uint32_t word = word_of(words, w);
-          if (first + w >= vocabulary || word < bar.least_word) continue;
-          const float v = z.at(first + w);
-          if (v + kMostGumbel < bar.value) continue;
-          const float value = v + gumbel(word);
-          offer(value, first + w);
-          reached = fmaxf(reached, value);
-        }
-      }
-      reached = warp_max(reached);
-      if (reached > bar.value) bar.raise(reached, d.max);
+  if (threadIdx.x == 0) peak = 0;
+  __syncthreads();
+  for (int t = threadIdx.x; t < tiles.count; t += kThreads)
+    if (tiles.top[t] == d.max) atomicMax(&peak, t);
+  __syncthreads();
+  const int highest = peak;
+  take(highest);
+  const auto wins = [&](float top) { return greedy ? top == d.max : top + kMostGumbel >= bar.value; };
+  for (int begin = threadIdx.x / 32 * 32; begin < tiles.count; begin += kThreads) {
+    const int own = begin + threadIdx.x % 32;
+    const float top = own < tiles.count && own != highest ? tiles.top[own] : -INFINITY;
+    for (unsigned left = __ballot_sync(kAllLanes, wins(top)); left; left &= left - 1) {
+      const int lane = __ffs(static_cast<int>(left)) - 1;
+      if (wins(__shfl_sync(kAllLanes, top, lane))) take(begin + lane);
     }
   }
   mine = block_reduce(mine, best, [](uint64_t x, uint64_t y) { return x > y ? x : y; });
@@ -532,7 +593,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   __shared__ uint32_t common[kStep / 32];
   const int64_t r = blockIdx.x;
   const Scaled<T> zp{p_logits + r * a.vocabulary, a.temperature}, zq{q_logits + r * a.vocabulary, a.temperature};
-  const Distribution p = distribution(zp, a.vocabulary), q = distribution(zq, a.vocabulary);
+  const Distribution p = distribution<false>(zp, a.vocabulary, nullptr),
+                     q = distribution<false>(zq, a.vocabulary, nullptr);
   uint64_t least_p = 0, least_q = 0;
   if (a.top_k) {
     least_p = least_of_largest(zp.logits, a.vocabulary, a.top_k);
@@ -549,7 +611,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       const int id = first + i;
       bool both = false;
       if (i < n) {
-        const float pi = exp_f32(zp.at(id) - p.max) / p.sum, qi = exp_f32(zq.at(id) - q.max) / q.sum;
+        const float pi = exp_at_most_1(zp.at(id) - p.max) / p.sum, qi = exp_at_most_1(zq.at(id) - q.max) / q.sum;
         const float pl = pi / a.lambda;
         both = a.top_k && rank(to_float(zp.logits[id]), id) >= least_p && rank(to_float(zq.logits[id]), id) >= least_q;
         apart[i] = qi > pi ? qi - pi : 0.f;
@@ -576,6 +638,12 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (threadIdx.x == (a.top_k ? 0 : 1)) a.mass[r] = a.top_k ? chain : 1.f - total;
 }
 
+// In f32 they are ignored.
+template <class T>
+RowSums sums_of(const Tensor& tiles) {
+  return {std::is_same_v<T, bf16> && tiles ? tiles.as<float>() : nullptr};
+}
+
 int64_t rows_of(const char* op, const Tensor& logits) {
   expect(logits.shape[1] > 0 && logits.shape[1] <= kMostIds, op, ": logits ", logits, " have more than the ", kMostIds,
          " columns whose sums fit in shared memory");
@@ -592,7 +660,7 @@ void logprob(const Logprob& a, Stream stream) {
     using T = decltype(type);
     launch(op, logprobs<T>, {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(a.logits.shape[1])},
            stream, a.logprob.as<float>(), a.entropy.as<float>(), a.logits.as<T>(), a.target.as<int32_t>(),
-           a.logits.shape[1], a.temperature);
+           sums_of<T>(a.tiles), a.logits.shape[1], a.temperature);
   });
 }
 
@@ -639,6 +707,7 @@ void logits_loss(const LogitsLoss& a, Stream stream) {
                            .other_logits = exact              ? a.ref_logits.as<T>()
                                            : spec.centring.on ? a.sampler_logits.as<T>()
                                                               : nullptr,
+                           .sums = sums_of<T>(a.tiles),
                            .spec = spec,
                            .vocabulary = static_cast<int>(a.logits.shape[1])};
     launch(op, spec.centring.on ? loss<T, true> : loss<T, false>,
@@ -686,13 +755,26 @@ void sample(const Sample& a, Stream stream) {
   const Choice c{.token = a.token.as<int32_t>(),
                  .logprob = a.logprob.as<float>(),
                  .counter = a.counter.as<int32_t>(),
+                 .sums = {},
                  .key = a.key,
                  .temperature = a.temperature};
   with_act(op, a.logits, [&](auto type) {
     using T = decltype(type);
+    Choice choice = c;
+    choice.sums = sums_of<T>(a.tiles);
     launch(op, draw<T>, {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(vocabulary)}, stream,
-           a.logits.as<T>(), vocabulary, c);
+           a.logits.as<T>(), vocabulary, choice);
   });
+}
+
+void sum_vocabulary(const LinearFwd& a, Stream stream) {
+  const char* op = "linear_fwd";
+  const VocabSums& sums = a.vocab_sums;
+  if (!sums.tiles || a.y.dtype != DType::bf16) return;
+  const int64_t rows = rows_of(op, a.y);
+  if (rows == 0) return;
+  launch(op, sum_tiles_of_rows<bf16>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, sums.tiles.as<float>(),
+         a.y.as<bf16>(), sums.target ? sums.target.as<int32_t>() : nullptr, a.y.shape[1], sums.temperature);
 }
 
 }  // namespace pare::PARE_CUDA

@@ -424,14 +424,15 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
                      : Tensor{};
 
   const int64_t V = model_.config.vocab, C = model_.config.hidden;
+  std::optional<VocabSums> sums;  // of all logits
+  if (!options_.truncation.on()) sums = {.tiles = {}, .target = {}, .temperature = spec.temperature};
   for_chunks(rows, options_.logits_chunk, [&](int64_t first, int64_t n) {
     const ArenaScope chunk(arena);
     const auto cut = [&](const Tensor& t) { return t.rows(first, n); };
     const Tensor h = arena.alloc("head input", model_.dtype, {n, C}),
-                 dh = arena.alloc("d head input", model_.dtype, {n, C}),
-                 logits = arena.alloc("logits", model_.dtype, {n, V});
+                 dh = arena.alloc("d head input", model_.dtype, {n, C});
     device.copy_rows({.y = h, .x = pass.hidden, .index = cut(index.pairs)});
-    device.linear_fwd({.y = logits, .x = h, .w = model_.head, .bias = {}, .residual = {}});
+    const auto [logits, tiles] = head_forward(model_, arena, h, sums);
     if (hash) device.hash_runs({.hash = cut(hash), .x = logits.flat(), .run = V, .each = true});
     const auto logits_of = [&](const char* name, const Tensor& hidden, const Tensor& pairs, const Weight& head) {
       const Tensor y = arena.alloc(name, model_.dtype, {n, V});
@@ -459,7 +460,8 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
                         .ref_logprob = cut(ref_logprob),
                         .ref_logits = ref_logits,
                         .sampler_logits = sampler_logits,
-                        .spec = spec});
+                        .spec = spec,
+                        .tiles = tiles});
     if (head_) device.linear_bwd_weight({.dw = head_, .dbias = {}, .dy = logits, .x = h});
     device.linear_bwd_input({.dx = dh, .dy = logits, .w = model_.head, .accumulate = false});
     device.scatter_add_rows({.y = pass.d_hidden, .x = dh, .index = cut(index.row)});
@@ -532,9 +534,12 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
         for_chunks(rows, options.logits_chunk, [&](int64_t first, int64_t n) {
           const ArenaScope chunk(arena);
           const Tensor h = arena.alloc("head input", model.dtype, {n, model.config.hidden}),
-                       logits = arena.alloc("logits", model.dtype, {n, model.config.vocab});
+                       target = index.target.rows(first, n);
           device.copy_rows({.y = h, .x = pass.hidden, .index = index.pairs.rows(first, n)});
-          device.linear_fwd({.y = logits, .x = h, .w = model.head, .bias = {}, .residual = {}});
+          std::optional<VocabSums> sums;  // of all logits
+          if (!options.truncation.on())
+            sums = {.tiles = {}, .target = target, .temperature = static_cast<float>(temperature), .only = !states};
+          const auto [logits, tiles] = head_forward(model, arena, h, sums);
           Tensor sampler_logits;
           if (states) {
             sampler_logits = arena.alloc("sampler logits", model.dtype, {n, model.config.vocab});
@@ -546,8 +551,9 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
           device.logprob({.logprob = logprob.rows(first, n),
                           .entropy = entropy.rows(first, n),
                           .logits = logits,
-                          .target = index.target.rows(first, n),
-                          .temperature = static_cast<float>(temperature)});
+                          .target = target,
+                          .temperature = static_cast<float>(temperature),
+                          .tiles = tiles});
           if (!states) return;
           device.overlap_probs({.overlap = overlap.rows(first, n),
                                 .mass = mass.rows(first, n),

@@ -1,5 +1,6 @@
 // A transformer of the Qwen/Llama family: weights on a device, and a forward pass for inference.
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "model/lora.h"
@@ -76,5 +77,14 @@ int64_t forward_sums(const Model& model, int64_t rows);
 // device; hidden: act [N, C] out.  Scratch is given back at the end.
 void forward_rows(const Model& model, Arena& scratch, const Tensor& ids, const Tensor& pos, AttentionContext& attention,
                   const LinearParts& parts, const Tensor& hidden);
+
+// The LM head of R hidden rows.
+struct Logits {
+  Tensor logits;  // act [R, V]
+  Tensor tiles;   // their VocabSums, or absent
+};
+// Both from `arena`.  sums: temperature, targets and whether the logits themselves are wanted; without a value, or in
+// f32, there are no tiles.
+Logits head_forward(const Model& model, Arena& arena, const Tensor& hidden, const std::optional<VocabSums>& sums);
 
 }  // namespace pare

@@ -4,17 +4,21 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/rng.h"
+#include "comm/comm.h"
 #include "op_harness.h"
 #include "ops/linear.h"
 #include "ops/list.h"
 #include "ops/paged.h"
+#include "ops/probe.h"
 
 namespace pare::test::kernel {
 
@@ -134,6 +138,20 @@ inline std::string refusal(DType act, const Body& body, const Table& table = tab
     return e.what();
   }
   return "no error";
+}
+
+// Products by mma.sync, by wgmma where that can compute, or by whatever the device takes.  False: it has mma.sync
+// alone. The emulated device is opened again, and chooses wgmma where a GPU would.
+inline bool ask_for(TensorKernel kernel) {
+  if (const Probe* const probe = table_kernels.probe) return probe->tensor_kernel(kernel);
+  static const std::optional<std::string> set =
+      std::getenv("PARE_WGMMA") ? std::optional<std::string>(std::getenv("PARE_WGMMA")) : std::nullopt;
+  if (kernel == TensorKernel::mma)
+    setenv("PARE_WGMMA", "0", 1);
+  else
+    set ? setenv("PARE_WGMMA", set->c_str(), 1) : unsetenv("PARE_WGMMA");
+  table_kernels.open(self(), DeviceComm::any);
+  return true;
 }
 
 }  // namespace pare::test::kernel

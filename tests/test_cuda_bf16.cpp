@@ -141,20 +141,6 @@ TEST(CudaBf16, Truncate) {
     check([&](Call& t) { t.table.truncate({t.act("logits", {4, 259}), 1.3f, keep}, {}); });
 }
 
-// Products by mma.sync, by wgmma where that can compute, or by whatever the device takes.  False: it has mma.sync
-// alone. The emulated device is opened again, and chooses wgmma where a GPU would.
-bool ask_for(TensorKernel kernel) {
-  if (const Probe* const probe = table_kernels.probe) return probe->tensor_kernel(kernel);
-  static const std::optional<std::string> set =
-      std::getenv("PARE_WGMMA") ? std::optional<std::string>(std::getenv("PARE_WGMMA")) : std::nullopt;
-  if (kernel == TensorKernel::mma)
-    setenv("PARE_WGMMA", "0", 1);
-  else
-    set ? setenv("PARE_WGMMA", set->c_str(), 1) : unsetenv("PARE_WGMMA");
-  table_kernels.open(self(), DeviceComm::any);
-  return true;
-}
-
 // left [rows][depth] times right [columns][depth], transposed, for each `part` of k: chains of products of 16 by the
 // tensor cores, k ascending, from +0.
 std::vector<std::vector<float>> chains(const std::vector<uint16_t>& left, const std::vector<uint16_t>& right,

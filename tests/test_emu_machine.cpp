@@ -173,6 +173,19 @@ TEST(EmuMachine, EveryTileHasTheBitsOfMmaSync) {
       t.table.linear_fwd({y, x, t.weight("w", columns, k), {}, r, t.parts(n, columns, k)}, {});
     });
   }
+  for (const WgmmaTile& tile : kHeadTiles) {
+    SCOPED_TRACE(cat("head, ", tile.rows, " x ", tile.columns));
+    const int64_t n = tile.rows - 1, columns = 3 * tile.columns - 8, k = 72;
+    EXPECT_EQ(best_tile(kHeadTiles, n, columns, k, 1), tile);
+    for (const bool only : {false, true})
+      expect_same([&](kernel::Call& t) {
+        const Tensor sums = t.stat_out("result", {n, vocab_tiles(columns) + 1, 3}),
+                     target = t.index("target", {n}, std::vector<int32_t>(n, static_cast<int32_t>(columns - 1)));
+        LinearFwd a{t.act_out("y", {n, columns}), t.act("x", {n, k}), t.weight("w", columns, k), {}, {}};
+        a.vocab_sums = {sums, target, 0.7f, only};
+        t.table.linear_fwd(a, {});
+      });
+  }
   for (const WgmmaTile& tile : kGradientTiles) {
     SCOPED_TRACE(cat("dw, ", tile.rows, " x ", tile.columns));
     EXPECT_EQ(best_tile(kGradientTiles, tile.rows - 8, tile.columns - 8, 75, 1), tile);

@@ -49,23 +49,23 @@ struct Distribution {
   float logprob(float z) const { return z - max - log_of(sum); }
   float entropy() const { return log_of(sum) - weighted / sum; }
 };
+Distribution tile_of(const Row& z, size_t begin) {
+  const size_t end = std::min(begin + 128, z.size());
+  const float m = *std::max_element(z.begin() + begin, z.begin() + end);
+  return {m, row_sum(begin, end, [&](float s, size_t id) { return s + exp_of(z[id] - m); }),
+          row_sum(begin, end, [&](float s, size_t id) { return std::fma(z[id] - m, exp_of(z[id] - m), s); })};
+}
 Distribution by_tiles(const Row& z) {
-  struct Tile {
-    float max, sum, weighted;
-  };
-  std::vector<Tile> tiles;
+  std::vector<Distribution> tiles;
   Distribution d;
   for (size_t begin = 0; begin < z.size(); begin += 128) {
-    const size_t end = std::min(begin + 128, z.size());
-    const float m = *std::max_element(z.begin() + begin, z.begin() + end);
-    if (m == -INFINITY) continue;
-    const float sum = row_sum(begin, end, [&](float s, size_t id) { return s + exp_of(z[id] - m); });
-    const float weighted =
-        row_sum(begin, end, [&](float s, size_t id) { return std::fma(z[id] - m, exp_of(z[id] - m), s); });
-    tiles.push_back({m, sum, weighted});
-    d.max = std::max(d.max, m);
+    if (std::all_of(z.begin() + begin, z.begin() + std::min(begin + 128, z.size()),
+                    [](float x) { return x == -INFINITY; }))
+      continue;
+    tiles.push_back(tile_of(z, begin));
+    d.max = std::max(d.max, tiles.back().max);
   }
-  for (const Tile& t : tiles) {
+  for (const Distribution& t : tiles) {
     const float below = t.max - d.max, factor = exp_of(below);
     d.sum = std::fma(t.sum, factor, d.sum);
     d.weighted = std::fma(std::fma(below, t.sum, t.weighted), factor, d.weighted);
@@ -246,7 +246,8 @@ TEST(VocabSums, Overlap) {
   });
 }
 
-// The log-prob of what is drawn; with top_k that of the rest, whose tiles may be empty.
+// The id with the largest sum of z and its Gumbel number, though most are passed over, and its log-prob; with top_k
+// that of the rest, whose tiles may be empty.
 TEST(VocabSums, Draws) {
   for_vocabularies([](const Rows& rows, float temperature) {
     for (int32_t top_k : {0, 3}) {
@@ -260,6 +261,19 @@ TEST(VocabSums, Draws) {
         }
         kept.push_back(std::move(z));
       }
+      const uint64_t key = rng_key(3, RngStream::sample, 1);
+      std::vector<size_t> expected;
+      for (size_t r = 0; r < kept.size(); r++) {
+        size_t best = 0;
+        float most = -INFINITY;
+        for (size_t id = 0; id < kept[r].size(); id++) {
+          if (kept[r][id] == -INFINITY) continue;
+          const float u = uniform_open(rng_word(key, r, 7, static_cast<uint32_t>(id)));
+          const float sum = kept[r][id] + -log_of(-log_of(u));
+          if (sum > most) most = sum, best = id;
+        }
+        expected.push_back(best);
+      }
       on_tables([&](const Table& table, DType act) {
         Call t(table, act);
         std::vector<int32_t> counter;
@@ -267,12 +281,11 @@ TEST(VocabSums, Draws) {
         const Tensor logits = Rows::put(t, "logits", rows.p);
         if (top_k > 0) table.truncate({logits, temperature, {top_k}}, {});
         table.sample({t.index("token", {rows.count}, {}), t.stat_out("logprob", {rows.count}), logits,
-                      t.index("counter", {rows.count, 3}, counter), rng_key(3, RngStream::sample, 1), temperature},
+                      t.index("counter", {rows.count, 3}, counter), key, temperature},
                      {});
         for (int64_t r = 0; r < rows.count; r++) {
           const auto token = static_cast<size_t>(t["token"].get(r));
-          ASSERT_LT(token, kept[r].size());
-          ASSERT_GT(kept[r][token], -INFINITY) << "row " << r << ", top_k " << top_k;
+          ASSERT_EQ(token, expected[r]) << "row " << r << ", top_k " << top_k;
           EXPECT_EQ(bits(t, "logprob", r), bits(by_tiles(kept[r]).logprob(kept[r][token])))
               << "row " << r << ", top_k " << top_k;
         }
@@ -293,6 +306,84 @@ TEST(VocabSums, ATileOfNansIsNoticed) {
     EXPECT_TRUE(std::isnan(t["logprob"].get(0)));
     EXPECT_TRUE(std::isnan(t["entropy"].get(0)));
   });
+}
+
+// The product of the LM head sums up its own tiles: the numbers are those above, the logits those of the plain product,
+// and log-probs, losses and draws have the bits that they have without the sums.
+TEST(VocabSums, TheHeadSumsItsTiles) {
+  if (!kernels_here()) GTEST_SKIP() << "no CUDA emulation on this machine";
+  const auto same_bits = [](int64_t n, int64_t depth, int64_t V, float temperature, int64_t gap) {
+    SCOPED_TRACE(cat(n, " rows, ", depth, " to ", V, ", temperature ", temperature, ", gap ", gap));
+    Call t(table_kernels, DType::bf16);
+    const Weight head = t.weight("head", V, depth);
+    const Tensor x = t.act("x", {n, depth}, gap);
+    std::vector<int32_t> ids, counters;
+    for (int32_t r = 0; r < n; r++) {
+      ids.push_back(static_cast<int32_t>((V - 1 + 37 * r) % V));
+      counters.insert(counters.end(), {r, 0, 5});
+    }
+    const Tensor target = t.index("target", {n}, ids), counter = t.index("counter", {n, 3}, counters);
+    const Shape sums{n, vocab_tiles(V) + 1, 3};
+    const auto product = [&](const char* y, const VocabSums& vocab_sums) {
+      LinearFwd a{t.act_out(y, {n, V}), x, head, {}, {}};
+      a.vocab_sums = vocab_sums;
+      table_kernels.linear_fwd(a, {});
+      return a.y;
+    };
+    const Tensor plain = product("plain", {}),
+                 logits = product("logits", {t.stat_out("tiles", sums), target, temperature});
+    product("scratch", {t.stat_out("tiles only", sums), target, temperature, true});
+    EXPECT_EQ(t["logits"].bits(), t["plain"].bits());
+    EXPECT_EQ(t["tiles only"].bits(), t["tiles"].bits());
+    const Tensor tiles = t["tiles"].tensor();
+    for (int64_t r = 0; r < n; r++) {
+      Row z;
+      for (int64_t v = 0; v < V; v++) z.push_back(static_cast<float>(t["plain"].get(r * V + v)) / temperature);
+      const int64_t first = r * sums[1] * 3;
+      for (int64_t i = 0; i < vocab_tiles(V); i++) {
+        const Distribution d = tile_of(z, static_cast<size_t>(i * 128));
+        ASSERT_EQ(bits(t, "tiles", first + 3 * i), bits(d.max)) << "row " << r << ", tile " << i;
+        ASSERT_EQ(bits(t, "tiles", first + 3 * i + 1), bits(d.sum)) << "row " << r << ", tile " << i;
+        ASSERT_EQ(bits(t, "tiles", first + 3 * i + 2), bits(d.weighted)) << "row " << r << ", tile " << i;
+      }
+      ASSERT_EQ(bits(t, "tiles", first + 3 * vocab_tiles(V)), bits(z[ids[r]])) << "row " << r;
+    }
+    const auto results = [&](const std::string& with, const Tensor& sums_of_tiles) {
+      const auto out = [&](const char* name) { return t.stat_out(name + with, {n}); };
+      table_kernels.logprob({out("logprob"), out("entropy"), logits, target, temperature, sums_of_tiles}, {});
+      table_kernels.sample({t.index("token" + with, {n}, {}), out("drawn"), logits, counter,
+                            rng_key(3, RngStream::sample, 1), temperature, sums_of_tiles},
+                           {});
+      LogitsLoss a{};
+      a.logprob = out("lp"), a.entropy = out("h"), a.loss = out("loss"), a.kl = out("kl");
+      a.clipped = t.index("clipped" + with, {n}, {}), a.logits = t.act_out("gradient" + with, {n, V});
+      std::memcpy(a.logits.data, plain.data, plain.bytes());
+      KernelMemory::wrote(a.logits.data, a.logits.bytes());
+      a.target = target, a.weight = t.stat("weight", {n}), a.kl_weight = t.stat("kl_weight", {n});
+      a.spec.entropy_coef = 0.1f, a.spec.temperature = temperature, a.tiles = sums_of_tiles;
+      table_kernels.logits_loss(a, {});
+    };
+    results("", {}), results(" by sums", tiles);
+    for (const char* name : {"logprob", "entropy", "token", "drawn", "lp", "h", "loss", "gradient"})
+      EXPECT_EQ(t[cat(name, " by sums")].bits(), t[name].bits()) << name;
+    EXPECT_TRUE(t.zones_intact());
+  };
+  for (const TensorKernel kernel : {TensorKernel::mma, TensorKernel::wgmma}) {
+    if (!ask_for(kernel)) continue;
+    SCOPED_TRACE(kernel == TensorKernel::mma ? "mma.sync" : "wgmma");
+    for (const auto& [n, depth, V, gap] : {std::array<int64_t, 4>{1, 8, 1, 0},
+                                           {3, 40, 8, 0},
+                                           {2, 16, 129, 0},  // an odd width: nothing is stored by boxes
+                                           {5, 24, 136, 7},  // rows of x that begin anywhere
+                                           {17, 72, 1000, 8},
+                                           {65, 40, 392, 0},
+                                           {131, 24, 264, 0},
+                                           {3, 2056, 256, 0}})  // parts of k
+      for (const float temperature : {1.f, 0.7f}) same_bits(n, depth, V, temperature, gap);
+    if (table_kernels.probe) same_bits(200, 64, 40000, 1, 0), same_bits(300, 64, 151936, 0.7f, 0);
+    in_all_orders([&] { same_bits(66, 24, 264, 0.7f, 0); });
+  }
+  ask_for(TensorKernel::choose);
 }
 
 // The sums of all tiles lie in the shared memory of a block.

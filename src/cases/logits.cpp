@@ -2,8 +2,10 @@
 
 #include "ops/logits.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "base/half.h"
 #include "base/rng.h"
 #include "cases/cases.h"
 
@@ -14,11 +16,43 @@ namespace {
 constexpr double kScale = 2;  // of logits: they stay below 10
 const Dim kTemperature = edge("temperature", "in hundredths", 100);
 
+const Dim kSums = edge("sums", "1: with the sums of tiles that the product of the LM head makes");
+
 Tensor targets(Operands& o, const Dims& d) { return o.index("target", {d["R"]}, below("target", d["R"], d["V"])); }
 
+// VocabSums of "logits" with these values; absent without `sums`.
+Tensor tiles(Operands& o, const Dims& d, const Fill& logits, double temperature) {
+  if (!d["sums"]) return {};
+  const int64_t R = d["R"], V = d["V"], count = vocab_tiles(V);
+  const Fill sums([=, act = o.act](const std::string&, int64_t n) {
+    std::vector<double> z = logits.values("logits", R * V), out(static_cast<size_t>(n));
+    const std::vector<int32_t> target = below("target", R, V);
+    for (double& x : z) x = (act == DType::bf16 ? bf16_to_f32(f32_to_bf16(static_cast<float>(x))) : x) / temperature;
+    for (int64_t r = 0; r < R; r++) {
+      double* const row = out.data() + r * (count + 1) * 3;
+      for (int64_t t = 0; t < count; t++) {
+        const auto begin = z.begin() + r * V + t * kVocabTile,
+                   end = z.begin() + r * V + std::min(V, (t + 1) * kVocabTile);
+        const double top = row[3 * t] = *std::max_element(begin, end);
+        for (auto x = begin; x != end; ++x)
+          row[3 * t + 1] += std::exp(*x - top), row[3 * t + 2] += (*x - top) * std::exp(*x - top);
+      }
+      row[3 * count] = z[static_cast<size_t>(r * V + target[static_cast<size_t>(r)])];
+    }
+    return out;
+  });
+  return o.stat_in("tiles", {R, count + 1, 3}, sums);
+}
+
 Call logprob(Operands& o, const Dims& d) {
-  return Logprob{o.stat_out("logprob", {d["R"]}), o.stat_out("entropy", {d["R"]}),
-                 o.in("logits", {d["R"], d["V"]}, scaled(kScale)), targets(o, d), d.share("temperature")};
+  const Fill logits = scaled(kScale);
+  const float temperature = d.share("temperature");
+  return Logprob{o.stat_out("logprob", {d["R"]}),
+                 o.stat_out("entropy", {d["R"]}),
+                 o.in("logits", {d["R"], d["V"]}, logits),
+                 targets(o, d),
+                 temperature,
+                 tiles(o, d, logits, temperature)};
 }
 
 // q near p, with ties; the top sets have some ids in common.
@@ -86,6 +120,7 @@ Call logits_loss(Operands& o, const Dims& d) {
     if (centring == 3) a.spec.centring.low = .6f, a.spec.centring.high = 1.7f;
     a.sampler_logits = o.in("sampler_logits", {R, V}, scaled(kScale));
   }
+  a.tiles = tiles(o, d, scaled(kScale), a.spec.temperature);
   return a;
 }
 
@@ -127,14 +162,16 @@ Call sample(Operands& o, const Dims& d) {
   const int64_t R = d["R"];
   Sample a{};
   a.token = o.index_out("token", {R}), a.logprob = o.stat_out("logprob", {R});
-  a.logits = o.in("logits", {R, d["V"]}, rounded(kScale, 8));  // many ties, as in bf16
+  const Fill logits = rounded(kScale, 8);  // many ties, as in bf16
+  a.logits = o.in("logits", {R, d["V"]}, logits);
   a.counter = o.index("counter", {R, 3}, below("counter", R * 3, INT32_MAX));
   a.key = rng_key(7, RngStream::sample, 3), a.temperature = d["greedy"] ? 0 : d.share("temperature");
+  a.tiles = tiles(o, d, logits, d["greedy"] ? 1 : a.temperature);
   return a;
 }
 
 std::vector<std::string> losses() {
-  std::vector<std::string> list = {"R=1,V=1,policy=0",
+  std::vector<std::string> list = {"R=1,V=1,policy=0", "R=3,V=300,policy=1,sums=1",
                                    // More than the CUDA kernels take at a time.
                                    "R=2,V=2051,policy=0,kl=4,kl_coef=30,entropy_coef=10",
                                    "R=2,V=2052,policy=0,kl=5,kl_coef=30",
@@ -161,9 +198,10 @@ std::vector<std::string> losses() {
 std::vector<OpCase> logits_cases() {
   const Dim rows{"R", 256, "rows of logits"}, vocabulary{"V", 151936, "vocabulary"};
   return {{"logprob",
-           {rows, vocabulary, kTemperature},
-           {"R=1,V=1", "R=3,V=17", "R=5,V=16,temperature=50", "R=2,V=129,temperature=130", "R=7,V=1021",
-            "R=1,V=63,temperature=300", "R=2,V=127", "R=2,V=128,temperature=70", "R=2,V=1000", "R=2,V=4099"},
+           {rows, vocabulary, kTemperature, kSums},
+           {"R=1,V=1", "R=3,V=130,sums=1", "R=2,V=1021,temperature=70,sums=1", "R=3,V=17", "R=5,V=16,temperature=50",
+            "R=2,V=129,temperature=130", "R=7,V=1021", "R=1,V=63,temperature=300", "R=2,V=127",
+            "R=2,V=128,temperature=70", "R=2,V=1000", "R=2,V=4099"},
            logprob},
           {"overlap_probs",
            {rows, vocabulary, {"top_k", 0, "0: every id", 0}, edge("lambda", "in hundredths", 100), kTemperature},
@@ -178,7 +216,7 @@ std::vector<OpCase> logits_cases() {
             edge("own", "1: the pass's own log-prob is the old one"), edge("clip_high", "in hundredths", 20),
             edge("clip_c", "in hundredths"), edge("kl_coef", "in hundredths"), edge("entropy_coef", "in hundredths"),
             kTemperature, edge("kl_ratio", "1: the KL estimate is weighted by the ratio"),
-            edge("centring", "0 off, 1 by weight 1, 2 by the capped ratio, 3 by the ratio inside bounds")},
+            edge("centring", "0 off, 1 by weight 1, 2 by the capped ratio, 3 by the ratio inside bounds"), kSums},
            losses(),
            logits_loss},
           {"truncate",
@@ -198,8 +236,9 @@ std::vector<OpCase> logits_cases() {
            {"R=1,V=1,limit=1", "R=5,V=17,limit=3", "R=3,V=129,limit=200", "R=7,V=1021,limit=300", "R=2,V=4099,limit=9"},
            keep_listed},
           {"sample",
-           {rows, vocabulary, {"greedy", 0, "1: the largest logit", 0}, kTemperature},
-           {"R=1,V=1", "R=5,V=17", "R=33,V=129,temperature=70", "R=33,V=129,greedy=1",
+           {rows, vocabulary, {"greedy", 0, "1: the largest logit", 0}, kTemperature, kSums},
+           {"R=1,V=1", "R=5,V=17", "R=33,V=129,temperature=70", "R=33,V=129,greedy=1", "R=33,V=300,sums=1",
+            "R=9,V=300,greedy=1,sums=1",
             // Most ids are passed over: by their random words alone, or by their logits.
             "R=5,V=9001", "R=5,V=9000,temperature=5"},
            sample}};

@@ -53,7 +53,7 @@ struct RopeArgs {
   float* x;
   const float* table;
   const int32_t* pos;
-  int64_t x_stride, heads, width;
+  int64_t x_stride, heads, head_dim;
   float sign;  // 1 forward, -1 backward
 };
 
@@ -63,7 +63,7 @@ struct QkNormRopeArgs {
   const float *x, *q_norm, *k_norm, *table;
   const int32_t* pos;
   int64_t y_stride, x_stride;
-  int64_t heads, q_heads, width;
+  int64_t heads, q_heads, head_dim;
   float eps;
 };
 struct QkNormRopeBwdArgs {
@@ -71,7 +71,7 @@ struct QkNormRopeBwdArgs {
   const float *dy, *x, *q_norm, *k_norm, *rstd, *table;
   const int32_t* pos;
   int64_t dx_stride, dy_stride, x_stride;
-  int64_t rows, heads, q_heads, width;
+  int64_t rows, heads, q_heads, head_dim;
 };
 
 // A row of `width`, or `rows` rows of a weight whose p is packed; moments are f32 or (then m and v are null) bf16.

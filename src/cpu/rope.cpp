@@ -8,16 +8,16 @@
 namespace pare::cpu {
 
 static void rotate(const char* op, const Tensor& x, const Tensor& table, const Tensor& pos, float sign) {
-  const int64_t rows = x.shape[0], heads = x.shape[1], width = x.shape[2];
+  const int64_t rows = x.shape[0], heads = x.shape[1], head_dim = x.shape[2];
   const RopeArgs r{.x = x.as<float>(),
                    .table = table.as<float>(),
                    .pos = index(op, "pos", pos, table.shape[0]),
                    .x_stride = x.stride[0],
                    .heads = heads,
-                   .width = width,
+                   .head_dim = head_dim,
                    .sign = sign};
   const Kernels& k = cpu_kernels();
-  parallel(rows, 5 + 0.2 * static_cast<double>(heads * width), [&](Interval range) { k.rope(r, range); });
+  parallel(rows, 5 + 0.2 * static_cast<double>(heads * head_dim), [&](Interval range) { k.rope(r, range); });
 }
 
 void rope_fwd(const RopeFwd& a, Stream) { rotate("rope_fwd", a.x, a.table, a.pos, 1); }
@@ -25,7 +25,7 @@ void rope_bwd(const RopeBwd& a, Stream) { rotate("rope_bwd", a.dx, a.table, a.po
 
 void qk_norm_rope_fwd(const QkNormRopeFwd& a, Stream) {
   constexpr const char* op = "qk_norm_rope_fwd";
-  const int64_t rows = a.x.shape[0], heads = a.x.shape[1], width = a.x.shape[2];
+  const int64_t rows = a.x.shape[0], heads = a.x.shape[1], head_dim = a.x.shape[2];
   const QkNormRopeArgs n{.y = a.y.as<float>(),
                          .rstd = a.rstd.as<float>(),
                          .x = a.x.as<float>(),
@@ -37,15 +37,15 @@ void qk_norm_rope_fwd(const QkNormRopeFwd& a, Stream) {
                          .x_stride = a.x.stride[0],
                          .heads = heads,
                          .q_heads = a.q_heads,
-                         .width = width,
+                         .head_dim = head_dim,
                          .eps = a.eps};
   const Kernels& k = cpu_kernels();
-  parallel(rows * heads, 10 + 0.3 * static_cast<double>(width), [&](Interval r) { k.qk_norm_rope_fwd(n, r); });
+  parallel(rows * heads, 10 + 0.3 * static_cast<double>(head_dim), [&](Interval r) { k.qk_norm_rope_fwd(n, r); });
 }
 
 void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
   constexpr const char* op = "qk_norm_rope_bwd";
-  const int64_t rows = a.x.shape[0], heads = a.x.shape[1], width = a.x.shape[2];
+  const int64_t rows = a.x.shape[0], heads = a.x.shape[1], head_dim = a.x.shape[2];
   const QkNormRopeBwdArgs n{.dx = a.dx.as<float>(),
                             .dq_norm = a.dq_norm.as<float>(),
                             .dk_norm = a.dk_norm.as<float>(),
@@ -62,15 +62,15 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
                             .rows = rows,
                             .heads = heads,
                             .q_heads = a.q_heads,
-                            .width = width};
+                            .head_dim = head_dim};
   const Kernels& k = cpu_kernels();
-  const double head = 10 + 0.5 * static_cast<double>(width);
+  const double head = 10 + 0.5 * static_cast<double>(head_dim);
   // One thread computes all in one pass.  Several divide the columns of the weights first: dx may lie where dy does.
   const bool weights = bool{a.dq_norm}, one_pass = weights && threads() == 1;
   if (weights && !one_pass)
-    parallel_shares(width, 16, static_cast<double>(rows * heads) * head / 2,
+    parallel_shares(head_dim, 16, static_cast<double>(rows * heads) * head / 2,
                     [&](Interval pairs) { k.qk_norm_rope_bwd_weight(n, pairs); });
-  parallel(rows * heads, head, [&](Interval r) { k.qk_norm_rope_bwd(n, r, one_pass, scratch(32 * width)); });
+  parallel(rows * heads, head, [&](Interval r) { k.qk_norm_rope_bwd(n, r, one_pass, scratch(32 * head_dim)); });
 }
 
 void kv_write(const KvWrite& a, Stream stream) {

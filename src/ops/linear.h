@@ -8,6 +8,7 @@
 #include "ops/contract.h"
 #include "ops/cost.h"
 #include "ops/linear_tiles.h"
+#include "ops/vocab_sums.h"
 
 namespace pare {
 
@@ -96,12 +97,13 @@ constexpr int64_t linear_sums(int64_t rows, int64_t columns, int64_t depth) {
 
 // y = x wT (+ bias) (+ residual)
 struct LinearFwd {
-  Tensor y;                // act [N, O] out, rows may be strided; may be residual (in place)
-  Tensor x;                // act [N, I], rows may be strided
-  Weight w;                // [O, I]
-  Tensor bias;             // act [O] or absent
-  Tensor residual;         // act [N, O] or absent, rows may be strided
-  LinearParts parts = {};  // or absent; read in bf16 only
+  Tensor y;                   // act [N, O] out, rows may be strided; may be residual (in place)
+  Tensor x;                   // act [N, I], rows may be strided
+  Weight w;                   // [O, I]
+  Tensor bias;                // act [O] or absent
+  Tensor residual;            // act [N, O] or absent, rows may be strided
+  LinearParts parts = {};     // or absent; read in bf16 only
+  VocabSums vocab_sums = {};  // or absent: y are logits, without bias and residual
   void check(Contract& c) const {
     const int64_t N = x.shape[0], O = w.outputs();
     w.check(c, "w");
@@ -109,6 +111,11 @@ struct LinearFwd {
     c.act("x", x, {N, w.inputs()}, c.strided);
     if (bias) c.act("bias", bias, {O});
     if (residual) c.act("residual", residual, {N, O}, c.strided);
+    if (vocab_sums.tiles) {
+      vocab_sums.check(c, N, O);
+      c.that(!bias && !residual && !parts.sums && y.contiguous(),
+             "tiles are summed up, expected contiguous logits without bias, residual or parts");
+    }
     if (!parts.sums) return;
     const int64_t least = linear_sums(N, O, w.inputs());
     c.stat("sums", parts.sums, {parts.sums.shape[0]});
@@ -117,14 +124,14 @@ struct LinearFwd {
   }
   Cost cost() const {
     return {2 * x.shape[0] * w.inputs() * w.outputs(), detail::total_bytes(x, w, bias, residual),
-            detail::total_bytes(y)};
+            detail::total_bytes(vocab_sums.only ? Tensor{} : y, vocab_sums.tiles)};
   }
   Stretch stretch(int multiprocessors) const {
     const int64_t N = x.shape[0], O = w.outputs(), I = w.inputs(), apart = parts.sums ? linear_parts_apart(N, O, I) : 0;
-    const auto tiles = linear_parts(O, I) > 1 && !apart ? kPartsTiles : kOnePartTiles;
+    const auto tiles = linear_parts(O, I) > 1 && !apart ? kPartsTiles : vocab_sums.tiles ? kHeadTiles : kOnePartTiles;
     return {.flops = tile_stretch(tiles, N, O, I, multiprocessors, std::max<int64_t>(1, apart))};
   }
-  auto outputs() const { return std::array{y}; }
+  auto outputs() const { return std::array{vocab_sums.only ? Tensor{} : y}; }
 };
 // dx = dy w: a sum over o ascending from +0, which is added once to what dx holds if accumulate
 struct LinearBwdInput {

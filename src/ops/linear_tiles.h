@@ -22,10 +22,11 @@ struct WgmmaTile {
   int rows, columns;
   bool operator==(const WgmmaTile&) const = default;
 };
-// The tiles for results whose k is one part (linear_part), or whose parts are apart; for several parts in one tile; and
-// for gradients of weights.
+// The tiles for results whose k is one part (linear_part), or whose parts are apart; for logits whose tiles are summed
+// up (VocabSums); for several parts in one tile; and for gradients of weights.
 constexpr std::initializer_list<WgmmaTile> kOnePartTiles = {{64, 32},   {64, 64},   {128, 64},  {128, 128}, {128, 144},
                                                             {128, 192}, {128, 256}, {256, 144}, {256, 192}},
+                                           kHeadTiles = {{64, 128}, {128, 128}, {128, 256}},
                                            kPartsTiles = {{128, 64}, {128, 128}, {128, 192}},
                                            kGradientTiles = {{128, 128}, {128, 192}, {128, 256}, {256, 192}};
 

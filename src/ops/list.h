@@ -178,7 +178,7 @@ struct Table {
   void (*open)(Comm& comm, DeviceComm by) = nullptr;
   std::string (*describe)() = nullptr;  // what was opened
   // Throws Error(Exit::usage): the opened device cannot compute attention with such heads.
-  void (*expect_head_dim)(DType act, int64_t d) = nullptr;
+  void (*expect_head_dim)(DType act, int64_t head_dim) = nullptr;
   void (*range_begin)(const char* name) = nullptr;  // for a profiler: the name of all that is called up to range_end
   void (*range_end)() = nullptr;
   const Probe* probe = nullptr;  // what a benchmark asks of the device beside its ops

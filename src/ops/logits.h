@@ -8,11 +8,9 @@
 #include "ops/contract.h"
 #include "ops/cost.h"
 #include "ops/options.h"
+#include "ops/vocab_sums.h"
 
 namespace pare {
-
-// Sums over the vocabulary are made by tiles of so many ids, from id 0; the last may be shorter.
-constexpr int kVocabTile = 128;
 
 // A logit of -infinity has probability 0, and adds nothing to any sum or gradient.
 //
@@ -25,16 +23,19 @@ struct Logprob {
   Tensor logits;   // act [R, V]
   Tensor target;   // i32 [R], each in [0, V)
   float temperature;
+  Tensor tiles = {};  // VocabSums of these logits, target and temperature, or absent
   void check(Contract& c) const {
     const int64_t R = logits.shape[0];
     c.act("logits", logits, {R, logits.shape[1]});
+    if (tiles) VocabSums{tiles, target, temperature}.check(c, R, logits.shape[1]);
     c.stat("logprob", logprob, {R});
     c.stat("entropy", entropy, {R});
     c.index("target", target, {R});
     c.that(temperature > 0, "temperature is ", temperature, ", expected more than 0");
   }
   Cost cost() const {
-    return {6 * logits.size(), detail::total_bytes(logits, target), detail::total_bytes(logprob, entropy)};
+    return {6 * logits.size(), detail::total_bytes(detail::tiles_or_logits(tiles, logits), target),
+            detail::total_bytes(logprob, entropy)};
   }
   auto outputs() const { return std::array{logprob, entropy}; }
 };
@@ -87,10 +88,12 @@ struct LogitsLoss {
   Tensor ref_logits;      // act [R, V] or absent; exact, exact_forward
   Tensor sampler_logits;  // act [R, V] or absent; centring: those of q
   LossSpec spec;
+  Tensor tiles = {};  // VocabSums of these logits and the temperature, or absent
   void check(Contract& c) const {
     const int64_t R = logits.shape[0], V = logits.shape[1];
     const bool gspo = spec.policy == PolicyLoss::gspo;
     c.act("logits", logits, {R, V});
+    if (tiles) VocabSums{tiles, {}, spec.temperature}.check(c, R, V);
     for (const auto& [name, t] : {std::pair{"logprob", &logprob},
                                   {"entropy", &entropy},
                                   {"loss", &loss},
@@ -114,7 +117,7 @@ struct LogitsLoss {
   Cost cost() const {
     return {10 * logits.size(),
             detail::total_bytes(logits, target, weight, kl_weight, advantage, old_logprob, log_ratio, ref_logprob,
-                                ref_logits, sampler_logits),
+                                ref_logits, sampler_logits, tiles),
             detail::total_bytes(logits, logprob, entropy, loss, kl, clipped)};
   }
   auto outputs() const { return std::array{logprob, entropy, loss, kl, logits}; }
@@ -165,6 +168,8 @@ struct KeepListed {
   auto outputs() const { return std::array<Tensor, 0>{}; }  // -infinity is meant
 };
 
+constexpr float kMostGumbel = 16.65f;  // above -log(-log(u)) of any word: 16.636 at most
+
 // Draws a token per row from softmax(logits / temperature).  Gumbel-max: argmax of z - log(-log(u)), lower id on ties,
 // with u = uniform_open(rng_word(key, uid, position, id)).  The log-prob is bitwise that of Logprob.  temperature 0:
 // argmax of the logits, log-prob 0.
@@ -175,16 +180,20 @@ struct Sample {
   Tensor counter;  // i32 [R, 3]: uid low word, uid high word, position
   uint64_t key;    // rng_key
   float temperature;
+  Tensor tiles = {};  // VocabSums of these logits and the temperature, or 1 for temperature 0; or absent
   void check(Contract& c) const {
     const int64_t R = logits.shape[0];
     c.act("logits", logits, {R, logits.shape[1]});
+    if (tiles) VocabSums{tiles, {}, 1}.check(c, R, logits.shape[1]);
     c.index("token", token, {R});
     c.stat("logprob", logprob, {R});
     c.index("counter", counter, {R, 3});
     c.that(temperature >= 0, "temperature is ", temperature, ", expected 0 or more");
   }
   Cost cost() const {
-    return {8 * logits.size(), detail::total_bytes(logits, counter), detail::total_bytes(token, logprob)};
+    // With `tiles`, few logits are read: those of tiles that can have the largest sum.
+    return {8 * logits.size(), detail::total_bytes(detail::tiles_or_logits(tiles, logits), counter),
+            detail::total_bytes(token, logprob)};
   }
   auto outputs() const { return std::array{token, logprob}; }
 };

@@ -224,22 +224,24 @@ void Rollout::draw(const QueuedPass& pass, const DrawInputs& inputs, const Sampl
   const auto n = static_cast<int64_t>(pass.batch.draws.size());
   const ArenaScope scope(scratch_);
   const Tensor rows = scratch_.alloc("rollout.rows", model_.dtype, {n, c.hidden});
-  const Tensor logits = scratch_.alloc("rollout.logits", model_.dtype, {n, c.vocab});
   device.copy_rows({.y = rows, .x = hidden, .index = inputs.row.rows(0, n)});
   if (pass.batch.keep != Batch::kKept) device.copy_rows({.y = hidden, .x = hidden, .index = inputs.row.rows(n, 1)});
   if (sampling.hidden) device.copy_rows({.y = sampling.hidden, .x = rows, .index = inputs.moves});
-  device.linear_fwd({.y = logits, .x = rows, .w = model_.head, .bias = {}, .residual = {}});
+  const bool greedy = sampling.temperature == 0, truncates = sampling.truncation.on() && !greedy;
+  std::optional<VocabSums> sums;  // of all logits
+  if (!truncates) sums = {.tiles = {}, .target = {}, .temperature = greedy ? 1 : sampling.temperature};
+  const auto [logits, tiles] = head_forward(model_, scratch_, rows, sums);
   if (state.hash)
     device.hash_runs({.hash = state.hash.rows(pass.first, n), .x = logits.flat(), .run = c.vocab, .each = true});
-  if (sampling.truncation.on() && sampling.temperature > 0)
-    device.truncate({.logits = logits, .temperature = sampling.temperature, .keep = sampling.truncation});
+  if (truncates) device.truncate({.logits = logits, .temperature = sampling.temperature, .keep = sampling.truncation});
   if (state.kept) device.list_kept({.ids = state.kept.rows(pass.first, n), .logits = logits});
   device.sample({.token = state.token.rows(pass.first, n),
                  .logprob = state.logprob.rows(pass.first, n),
                  .logits = logits,
                  .counter = inputs.counter,
                  .key = sampling.key,
-                 .temperature = sampling.temperature});
+                 .temperature = sampling.temperature,
+                 .tiles = tiles});
 }
 
 // Waits for the passes that are queued.

@@ -45,7 +45,7 @@ PARE_INLINE void for_tiles(int64_t vocabulary, F f) {
   for (int64_t first = 0; first < vocabulary; first += kVocabTile) f(first, min64(kVocabTile, vocabulary - first));
 }
 
-// scratch: as kernels.h says.
+// scratch: as kernels.h says; without kEntropy the maxima of the tiles come first and are kept.
 template <bool kEntropy>
 PARE_INLINE Distribution distribution(const Scaled& z, int64_t vocabulary, float* scratch) {
   const int64_t tiles = (vocabulary + kVocabTile - 1) / kVocabTile;
@@ -81,6 +81,7 @@ PARE_INLINE Distribution distribution(const Scaled& z, int64_t vocabulary, float
     if (kEntropy) weighted[tile] = sum(xe_sum);
     d.max = m > d.max ? m : d.max;
   }
+  float* const factors = kEntropy ? tops : weighted;
   for_vectors(
       tiles, PARE_LANES_AT(t) {
         const vf below = sub(load(tops + t, lanes), set1(d.max));
@@ -88,29 +89,31 @@ PARE_INLINE Distribution distribution(const Scaled& z, int64_t vocabulary, float
           const vf s = load(sums + t, lanes), w = load(weighted + t, lanes);
           store(weighted + t, select(less(zero(), s), fma(below, s, w), w), lanes);
         }
-        store(tops + t, exp(below), lanes);
+        store(factors + t, exp(below), lanes);
       });
   for (int64_t t = 0; t < tiles; t++) {
-    d.sum = __builtin_fmaf(sums[t], tops[t], d.sum);
-    if (kEntropy) d.weighted = __builtin_fmaf(weighted[t], tops[t], d.weighted);
+    d.sum = __builtin_fmaf(sums[t], factors[t], d.sum);
+    if (kEntropy) d.weighted = __builtin_fmaf(weighted[t], factors[t], d.weighted);
   }
   d.log_sum = log1(d.sum);
   return d;
 }
 
-// -log(-log(u)) for ids first .. first + 63; first is a multiple of 64.
-PARE_INLINE void gumbel64(float* out, int64_t first, uint64_t key, const int32_t* counter) {
+// -log(-log(u)) for ids first .. first + 63; first is a multiple of 64.  False, and none: all u are below 1 - limit.
+PARE_INLINE bool gumbel64(float* out, int64_t first, uint64_t key, const int32_t* counter, float limit) {
   constexpr uint32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   vi c[4] = {iadd(iset1(static_cast<uint32_t>(first / 4)), iload(kLanes)), iset1(static_cast<uint32_t>(counter[2])),
              iset1(static_cast<uint32_t>(counter[0])), iset1(static_cast<uint32_t>(counter[1]))};
   philox(c, key);
+  vf u[4];
+  PARE_UNROLL
+  for (int w = 0; w < 4; w++) u[w] = mul(add(to_float(shr<9>(c[w])), set1(0.5f)), set1(0x1p-23f));  // uniform_open
+  if (1 - highest(max(max(u[0], u[1]), max(u[2], u[3]))) > limit) return false;
   float words[4][16];
   PARE_UNROLL
-  for (int w = 0; w < 4; w++) {
-    const vf u = mul(add(to_float(shr<9>(c[w])), set1(0.5f)), set1(0x1p-23f));  // uniform_open
-    store(words[w], sub(zero(), log(sub(zero(), log(u)))));
-  }
+  for (int w = 0; w < 4; w++) store(words[w], sub(zero(), log(sub(zero(), log(u[w])))));
   for (int i = 0; i < 64; i++) out[i] = words[i % 4][i / 4];
+  return true;
 }
 
 // The largest value, lower id on ties, over ids in the order of calls.
@@ -121,16 +124,17 @@ struct Best {
     const mask better = less(value, x);
     value = select(better, x, value), id = select(better, ids, id);
   }
-  PARE_INLINE int32_t result() const {
-    float values[16];
-    int32_t ids[16];
-    store(values, value), istore(ids, id);
-    int best = 0;
-    for (int i = 1; i < 16; i++)
-      if (values[i] > values[best] || (values[i] == values[best] && ids[i] < ids[best])) best = i;
-    return ids[best];
-  }
 };
+// The id of the larger.
+PARE_INLINE int32_t winner(const Best& a, const Best& b) {
+  float values[32];
+  int32_t ids[32];
+  store(values, a.value), store(values + 16, b.value), istore(ids, a.id), istore(ids + 16, b.id);
+  int best = 0;
+  for (int i = 1; i < 32; i++)
+    if (values[i] > values[best] || (values[i] == values[best] && ids[i] < ids[best])) best = i;
+  return ids[best];
+}
 
 struct Exp {
   float operator()(float x) const { return exp1(x); }
@@ -324,18 +328,47 @@ int32_t sample(const float* logits, int64_t vocabulary, float temperature, uint6
   const vf low = set1(-__builtin_inff());
   constexpr uint32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const vi lane = iload(kLanes);
-  const Scaled z{logits, temperature == 0 ? 1 : temperature};
-  alignas(64) float gumbel[64];
-  Best best;
-  for (int64_t first = 0; first < vocabulary; first += 64) {
-    if (temperature != 0) gumbel64(gumbel, first, key, counter);
-    for (int64_t i = first; i < min64(first + 64, vocabulary); i += 16) {
-      const vf x = z.at(i, min64(16, vocabulary - i)), score = temperature == 0 ? x : add(x, load(gumbel + i - first));
-      best.take(select(first_lanes(vocabulary - i), score, low), iadd(iset1(static_cast<uint32_t>(i)), lane));
-    }
+  if (temperature == 0) {
+    const Scaled z{logits, 1};
+    Best best;
+    for_vectors(
+        vocabulary, PARE_LANES_AT(i) {
+          const vf x = select(first_lanes(lanes), z.at(i, lanes), low);
+          best.take(x, iadd(iset1(static_cast<uint32_t>(i)), lane));
+        });
+    *logprob = 0;
+    return winner(best, best);
   }
-  const int32_t id = best.result();
-  *logprob = temperature == 0 ? 0 : distribution<false>(z, vocabulary, scratch).logprob(z.at(id));
+  const Scaled z{logits, temperature};
+  const Distribution d = distribution<false>(z, vocabulary, scratch);
+  const float* const tops = scratch;
+  float reached = -__builtin_inff();  // by some id
+  // Ids of a tile that can reach that, or more: -log u >= 1 - u, so the number of u is at most g where 1 - u >=
+  // exp(-g). The margins are for rounding.
+  const auto take = [&](Best & best, int64_t tile) __attribute__((always_inline)) {
+    const float g = reached - tops[tile] - (1e-6f * __builtin_fabsf(reached) + 0.01f);
+    const float limit = g > 0 ? exp1(-g) : 1;
+    const int64_t end = min64((tile + 1) * kVocabTile, vocabulary);
+    alignas(64) float gumbel[64];
+    for (int64_t first = tile * kVocabTile; first < end; first += 64) {
+      if (!gumbel64(gumbel, first, key, counter, limit)) continue;
+      for (int64_t i = first; i < min64(first + 64, end); i += 16) {
+        const vf score = add(z.at(i, min64(16, end - i)), load(gumbel + i - first));
+        best.take(select(first_lanes(end - i), score, low), iadd(iset1(static_cast<uint32_t>(i)), lane));
+      }
+      const float here = highest(best.value);
+      reached = here > reached ? here : reached;
+    }
+  };
+  // The tile of the largest logit comes first: few others can win against its ids.
+  int64_t peak = 0;
+  while (tops[peak] < d.max) peak++;
+  Best of_peak, best;
+  take(of_peak, peak);
+  for (int64_t tile = 0; tile * kVocabTile < vocabulary; tile++)
+    if (tile != peak && !(tops[tile] + kMostGumbel < reached)) take(best, tile);
+  const int32_t id = winner(of_peak, best);
+  *logprob = d.logprob(z.at(id));
   return id;
 }
 
