@@ -257,7 +257,7 @@ void run(const Args<float>& a, const AttnFwd& call, Stream stream) {
 
 void run(const Args<bf16>& a, const AttnFwd& call, Stream stream) {
   const int64_t n = call.q.shape[0], parents = call.pk.shape[0];
-  if (takes_wgmma(true) && suits_tensor_copies(a.x, a.vector)) {
+  if (takes_wgmma(true) && suits_tensor_copies(a.x, a.vector && aligned16(call.o, {}))) {
     a.x.head_dim <= 64 ? launch_attn_wgmma<64>("attn_fwd", a.o, a.lse, a.x, n, parents, stream)
                        : launch_attn_wgmma<128>("attn_fwd", a.o, a.lse, a.x, n, parents, stream);
     return;

@@ -125,69 +125,83 @@ struct SoftmaxRows {
   PerRow<float> whole_top, whole_sum;                    // of the cuts before, then of all
   bool cuts = false;                                     // is there one before?
 
-  // q.k of a block to weights, of a row that sees `visible` slots of it (possibly less than 1; kMasked: or not all).
-  // Returns what the outputs have to be scaled by before the block is added.
-  template <bool kMasked>
-  __device__ __forceinline__ float weigh(LaneRow row, Accumulator<kBlock16>& s, const Softmax& softmax, int visible) {
-    float m = -INFINITY;
-    s.for_row(row, [&](int slot, float x) {
-      if (!kMasked || slot < visible) m = fmaxf(m, x);
+  // q.k of a block to weights; row r of the warp sees the first visible(r) slots of it (possibly less than 1; kMasked:
+  // or not all).  Returns what the outputs have to be scaled by before the block is added.
+  template <bool kMasked, class Visible>
+  __device__ __forceinline__ PerRow<float> weigh(Accumulator<kBlock16>& s, const Softmax& softmax, Visible visible) {
+    PerRow<int> sees;
+    PerRow<float> m, fix, part = {};
+    for_rows([&](LaneRow row) { sees[row] = kMasked ? visible(row) : 0, m[row] = -INFINITY; });
+    s.for_each([&](LaneRow row, int slot, float x) {
+      if (!kMasked || slot < sees[row]) m[row] = fmaxf(m[row], x);
     });
-    m = fmaxf(top[row], softmax.score(quad_max(m)));
-    const float fix = kMasked && visible <= 0 ? 1.f : exp2_f32(top[row] - m);
-    top[row] = m;
-    float part = 0;
-    s.for_row(row, [&](int slot, float& x) {
-      const float weight = softmax.cubic(x, m);
-      part += x = !kMasked || slot < visible ? weight : 0.f;
+    for_rows([&](LaneRow row) {
+      m[row] = fmaxf(top[row], softmax.score(quad_max(m[row])));
+      fix[row] = kMasked && sees[row] <= 0 ? 1.f : exp2_f32(top[row] - m[row]);
+      top[row] = m[row];
     });
-    sum[row] = sum[row] * fix + part;
+    s.for_each([&](LaneRow row, int slot, float& x) {
+      const float weight = softmax.cubic(x, m[row]);
+      part[row] += x = !kMasked || slot < sees[row] ? weight : 0.f;
+    });
+    for_rows([&](LaneRow row) { sum[row] = sum[row] * fix[row] + part[row]; });
     return fix;
   }
 
-  // The sums of the cut, and 0 in their place.
-  __device__ __forceinline__ PerRow<float> take_sums() {
-    PerRow<float> all;
-    for_rows([&](LaneRow row) { all[row] = quad_sum(sum[row]), sum[row] = 0; });
-    return all;
-  }
-  // Ends a cut: o, its outputs, go into those of the cuts before, total(i) for o[i], and are 0 afterwards.
-  template <int kN, class Total>
-  __device__ __forceinline__ void end_cut(PerRow<float> sums, float (&o)[kN], Total total) {
+  // Ends a cut of which every row sees a slot.  Returns the factors for add_outputs().
+  __device__ __forceinline__ PerRow<CutFactors> end_cut() {
     PerRow<CutFactors> f = {};
-    PerRow<bool> seen;
     for_rows([&](LaneRow row) {
-      seen[row] = sums[row] != 0;  // else the row ends before it
-      if (!cuts)
-        whole_top[row] = top[row], whole_sum[row] = sums[row];
-      else if (seen[row])
-        f[row] = merge_cut(whole_top[row], whole_sum[row], top[row], sums[row]);
-      top[row] = -INFINITY;
+      f[row] = add_cut(row, quad_sum(sum[row]));
+      top[row] = -INFINITY, sum[row] = 0;
     });
+    return f;
+  }
+  // Adds o, the outputs of that cut, to those of the cuts before: total(i) for pair i of o, which is 0 afterwards.
+  template <int kN, class Total>
+  __device__ __forceinline__ void add_outputs(const PerRow<CutFactors>& f, float (&o)[kN], Total total) {
+    if (cuts)
+      for_pairs<kN>([&](int i) { total(i) = add(f.v[i % 2], total(i), o + i * 2); });
+    else
+      for_pairs<kN>([&](int i) { total(i) = make_float2(o[i * 2], o[i * 2 + 1]); });
 #pragma unroll
-    for (int i = 0; i < kN; i++) {
-      float& to = total(i);
-      if (!cuts)
-        to = o[i];
-      else if (seen.v[i / 2 % 2])
-        to = to * f.v[i / 2 % 2].before + o[i] * f.v[i / 2 % 2].cut;
-      o[i] = 0;
-    }
+    for (int i = 0; i < kN; i++) o[i] = 0;
     cuts = true;
   }
   // Behind the last block: o becomes the outputs of all cuts, before the division.
   template <int kN, class Total>
-  __device__ __forceinline__ void finish(PerRow<float> sums, float (&o)[kN], Total total) {
-    if (cuts) {
-      end_cut(sums, o, total);
-#pragma unroll
-      for (int i = 0; i < kN; i++) o[i] = total(i);
-    } else {
-      whole_top = top, whole_sum = sums;
-    }
+  __device__ __forceinline__ void finish(float (&o)[kN], Total total) {
+    PerRow<CutFactors> f = {};
+    PerRow<bool> ended;
+    for_rows([&](LaneRow row) {
+      const float all = quad_sum(sum[row]);
+      ended[row] = all == 0;  // in the cut before
+      if (!ended[row]) f[row] = add_cut(row, all);
+    });
+    if (cuts)
+      for_pairs<kN>([&](int i) {
+        const float2 before = total(i), x = ended.v[i % 2] ? before : add(f.v[i % 2], before, o + i * 2);
+        o[i * 2] = x.x, o[i * 2 + 1] = x.y;
+      });
   }
   __device__ __forceinline__ float log_sum(LaneRow row) const {
     return fmaf(log_f32(whole_sum.v[row.i]), kLog2E, whole_top.v[row.i]);
+  }
+
+ private:
+  // The sums of a row's cut go into those of the cuts before.
+  __device__ __forceinline__ CutFactors add_cut(LaneRow row, float cut_sum) {
+    if (cuts) return merge_cut(whole_top[row], whole_sum[row], top[row], cut_sum);
+    whole_top[row] = top[row], whole_sum[row] = cut_sum;
+    return {};
+  }
+  static __device__ __forceinline__ float2 add(CutFactors f, float2 before, const float* o) {
+    return make_float2(before.x * f.before + o[0] * f.cut, before.y * f.before + o[1] * f.cut);
+  }
+  template <int kN, class F>
+  static __device__ __forceinline__ void for_pairs(F f) {
+#pragma unroll
+    for (int i = 0; i < kN / 2; i++) f(i);
   }
 };
 
@@ -208,9 +222,9 @@ __device__ __forceinline__ void write_rows(Accumulator<kV>& acc, SoftmaxRows& ro
 template <int kD, int kV = kD>
 struct Rows16 {
   Accumulator<kV> acc = {};
-  // Outputs of the cuts before, by register.  They lie in memory: registers would be missed elsewhere.
-  using Total = float[kV / 2];
-  float* const total;
+  // Outputs of the cuts before, by pairs.  They lie in memory: registers would be missed elsewhere.
+  using Total = float2[kV / 4];
+  float2* const total;
   Accumulator<kBlock16> s;
   SoftmaxRows rows;
 
@@ -227,7 +241,8 @@ struct Rows16 {
   // Row i of the 16 sees the first visible_of(i) slots of the block (possibly less than 1).
   template <class Visible>
   __device__ __forceinline__ void weigh(const Softmax& softmax, Visible visible_of) {
-    for_rows([&](LaneRow r) { acc.scale(r, rows.weigh<true>(r, s, softmax, visible_of(r))); });
+    PerRow<float> fix = rows.weigh<true>(s, softmax, visible_of);
+    for_rows([&](LaneRow row) { acc.scale(row, fix[row]); });
   }
   __device__ __forceinline__ void add(SharedTile<kV> v, int present) {
 #pragma unroll
@@ -235,7 +250,7 @@ struct Rows16 {
       if (h * kSlots < present) add_weighted(acc, s.half(h), SharedTile<kV>{v.p + h * kSlots * kV});
   }
   __device__ __forceinline__ void end_cut() {
-    rows.end_cut(rows.take_sums(), acc.registers(), [&](int i) -> float& { return total[i]; });
+    rows.add_outputs(rows.end_cut(), acc.registers(), [&](int i) -> float2& { return total[i]; });
   }
 
   // The same for four pages of which the slots `listed` count, for every row: score_pages(), add_pages().
@@ -272,7 +287,7 @@ struct Rows16 {
   // The results of the first `n` rows to where place(row, lse) says.
   template <class Place>
   __device__ __forceinline__ void write(int n, Place place, int channels) {
-    rows.finish(rows.take_sums(), acc.registers(), [&](int i) -> float& { return total[i]; });
+    rows.finish(acc.registers(), [&](int i) -> float2& { return total[i]; });
     write_rows(acc, rows, n, place, channels);
   }
 };

@@ -1,9 +1,26 @@
 // Attention forward of packed sequences by tensor copies and wgmma, on compute capability 9.0: what the mma.sync kernel
 // of attention_fwd.cu computes, bit for bit, for head dims up to 128.
 //
-// The order is that of Rows16, with its softmax: one wgmma rounds like one mma.sync, scores and outputs are chains of
-// them over the same k16 steps, and the output is scaled between the same two products.  Only the tile of query rows is
+//   o = sum_s p_s v_s / sum_s p_s,  p_s = 2^(scale log2(e) q.k_s - max)
+//
+// q, o [N, H, D]; k, v [N, K, D]; lse [N, H].  A block has 128 query rows of a head, a turn 128 slots:
+//
+//            slots, 128 a turn ->
+//            +----+----+----+-...-+----+
+//   64 rows  |    |    |    |     |\   |   warpgroup 0
+//            |    |    |    |     | \  |
+//   64 rows  |    |    |    |     |  \ |   warpgroup 1
+//            +----+----+----+-...-+---\+   masks only in blocks where a row ends
+//
+//   time ->  0:  q.k  p v      softmax     q.k  p v      softmax
+//            1:            q.k  p v     softmax     q.k  p v      the tensor cores always have work
+//
+// Order: that of Rows16, with its softmax.  One wgmma rounds like one mma.sync, scores and outputs are chains of them
+// over the same k16 steps, and the output is scaled between the same two products.  Only the tile of query rows is
 // larger: a V that is not finite reaches the earlier rows of that one.
+//
+// Bytes: q and o once, k and v once per tile (from L2 for the most part).  Limit: of a turn's clocks at D = 128 the
+// tensor cores take 2048, the instructions of two warps a scheduler about 2000.
 #pragma once
 #include "attention_mma.cuh"
 #include "ring.cuh"
@@ -29,15 +46,17 @@ __device__ __forceinline__ void copy_rows(bf16 (&to)[kPanels][kElements], const 
                                           Mbarrier* full, int first = 0) {
   for (int p = 0; p < kPanels; p++) tensor_copy(to[p] + first * 64, map, p * 64, head, row, full);
 }
-// Brings `rows` rows of d channels and zeros to the 64 rows from `first` on, by a warp: where what lies behind must not
-// come in.  row(i): address of row i.
+// Brings `rows` rows of d channels, a multiple of 8, and zeros to the 64 rows from `first` on, by a warp: where what
+// lies behind must not come in.  row(i): address of row i.
 template <int kPanels, int kElements, class Row>
 __device__ __forceinline__ void load_rows(bf16 (&to)[kPanels][kElements], int first, const bf16* any, int rows,
                                           int head_dim, Row row) {
-  for (int p = 0; p < kPanels; p++)
-    load_tile<64, 32>(
-        SharedTile<64>{to[p] + first * 64}, any, rows, head_dim - p * 64, true, [&](int r) { return row(r) + p * 64; },
-        threadIdx.x % 32);
+  constexpr int kChunks = kPanels * 8;
+#pragma unroll 1  // for few registers
+  for (int i = threadIdx.x % 32; i < 64 * kChunks; i += 32) {
+    const int r = i / kChunks, c = i % kChunks * 8, valid = r < rows && c < head_dim ? 16 : 0;
+    cp_async_16(SharedTile<64>{to[c / 64] + first * 64}.at(r, c % 64), valid ? row(r) + c : any, valid);
+  }
 }
 // Behind load_rows: all of it lies there, for wgmma too.
 __device__ __forceinline__ void loaded() {
@@ -130,11 +149,11 @@ __device__ __forceinline__ void begin_dots(Accumulator<kN>& sum, const bf16 (&a)
   static_assert(kB == kN * 64);
   const uint64_t x = matrix_descriptor(a[0] + row * 64, Swizzle::bytes_128, 1024),
                  y = matrix_descriptor(b, Swizzle::bytes_128, 1024);
-  constexpr uint64_t kNextX = kA / 8, kNextY = kB / 8;  // from panel to panel, in units of 16 bytes
+  constexpr int kNextX = kA / 8, kNextY = kB / 8;  // from panel to panel, in units of 16 bytes
   wgmma_fence();
 #pragma unroll
   for (int c = 0; c < kPanels * 4; c++)
-    wgmma<false>(sum.registers(), x + c / 4 * kNextX + c % 4 * 2, y + c / 4 * kNextY + c % 4 * 2);
+    wgmma<false>(sum.registers(), further(x, c / 4 * kNextX + c % 4 * 2), further(y, c / 4 * kNextY + c % 4 * 2));
   wgmma_commit();
 }
 // Begins sum += w b: weights of 64 rows, which stay in their registers until the wait, times all rows of b.
@@ -145,7 +164,7 @@ __device__ __forceinline__ void begin_weighted(Accumulator<kC>& sum, const uint3
   const uint64_t y = matrix_descriptor(b, Swizzle::bytes_128, 1024, kB * 2);
   wgmma_fence();
 #pragma unroll
-  for (int n = 0; n < kSteps; n++) wgmma<true>(sum.registers(), w[n], y + n * 128);
+  for (int n = 0; n < kSteps; n++) wgmma<true>(sum.registers(), w[n], further(y, n * 128));
   wgmma_commit();
 }
 
@@ -162,7 +181,7 @@ inline bool suits_tensor_copies(const Packed<bf16>& x, bool aligned) {
 template <int kD>
 struct WgmmaAttention {
   static constexpr int kRows = 128, kConsumers = kRows / 16, kThreads = (kConsumers + 4) * 32;
-  static constexpr int kConsumerRegisters = 216, kProducerRegisters = 72;
+  static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
   // Block i + 1 of the keys is awaited while block i of the values is used.  A warpgroup leaves its last blocks, behind
   // which the tile has at most one for the others.
   static constexpr int kStages = 2;
@@ -170,12 +189,12 @@ struct WgmmaAttention {
   struct Shared {  // 112 or 224 KiB
     alignas(1024) HeadRows<kD, kRows> q;
     Ring<Slots<kD, kBlock16>, kStages> k, v;
-    float total[kD / 2][kConsumers * 32];  // outputs of the cuts before, by register and thread
+    float2 total[kConsumers][kD / 4][32];  // of each warp: outputs of the cuts before, by pair and lane; then of all
     Mbarrier q_full;
   };
 };
 
-// o and lse as in attn_fwd.
+// o and lse as in attn_fwd; o is 16-byte aligned.
 template <int kD>
 __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
     attn_wgmma(bf16* o, float* lse, const Packed<bf16> x, const __grid_constant__ CUtensorMap q,
@@ -216,7 +235,8 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
     return;
   }
 
-  const int group = warp / 4 * 64, first = t.first + warp * 16;  // of the tile's rows; of the segment's
+  const int half = uniform(warp / 4), group = half * 64;  // of the tile's rows
+  const int first = t.first + warp * 16;                  // of the segment's
   if (t.first + group >= t.len) return;
   more_registers<Block::kConsumerRegisters>();
   SoftmaxRows r;
@@ -224,7 +244,7 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
   Accumulator<kBlock16> scores;
   PerRow<float> fix;
   uint32_t weights[kBlock16 / 16][4];
-  const auto total = [&](int i) -> float& { return s.total[i][threadIdx.x]; };
+  const auto total = [&](int i) -> float2& { return s.total[warp][i][lane]; };
   const auto multiply_keys = [&](int i) {
     wgmma_clear(scores.registers());
     begin_dots(scores, s.q, group, s.k[i].rows);
@@ -232,35 +252,38 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
   const auto multiply_values = [&](int i) { begin_weighted(acc, weights, s.v[i].rows); };
   const auto softmax = [&](int i, auto masked) {
     const int before = t.parent_len + first + 1 - i * kBlock16;  // slots that row 0 of the warp sees
-    for_rows([&](LaneRow row) {
-      fix[row] = r.template weigh<decltype(masked)::value>(row, scores, x.softmax(), before + row);
-    });
+    fix = r.weigh<decltype(masked)::value>(scores, x.softmax(), [&](int row) { return before + row; });
   };
-  const auto take_weights = [&] {
-    for_rows([&](LaneRow row) { acc.scale(row, fix[row]); });
-    scores.round(weights);
-  };
-  const int n_blocks = blocks(group + 64);
+  // Blocks that all rows of the warpgroup see whole; all blocks; those of both warpgroups, of which the second has the
+  // more.
+  const int whole = uniform((t.parent_len + t.first + group + 1) / kBlock16), n = uniform(blocks(group + 64)),
+            both = uniform(t.first + 64 < t.len ? blocks(64) : 0);
   const auto await_keys = [&](int i) {
-    if (i < n_blocks) s.k.await_full(i);
+    if (i < n) s.k.await_full(i);
   };
   const auto turn = [&](int i, auto masked) {
+    // Each begins its products when the other has begun its own, under which its softmax then falls.
+    if (i < both) barrier_wait(1 + half, Block::kConsumers * 32);
     multiply_keys(i);
     s.v.await_full(i - 1);
     multiply_values(i - 1);
+    if (i + half < both) barrier_arrive(2 - half, Block::kConsumers * 32);
     wgmma_wait<1>(scores.registers());
     if (lane == 0) s.k.release(i);
-    if (ends_cut(i)) {
-      wgmma_wait<0>(acc.registers(), weights);
-      r.end_cut(r.take_sums(), acc.registers(), total);
-    }
+    PerRow<CutFactors> factors = {};
+    if (ends_cut(i)) factors = r.end_cut();
     softmax(i, masked);  // while the values are multiplied
     // Here, as a branch must lie between: ptxas would move the wait for the values to before the softmax.
     await_keys(i + 1);
     wgmma_wait<0>(acc.registers(), weights);
     if (lane == 0) s.v.release(i - 1);
-    take_weights();
+    scores.round(weights);
+    if (ends_cut(i))  // with few registers in use
+      r.add_outputs(factors, acc.registers(), total);
+    else
+      for_rows([&](LaneRow row) { acc.scale(row, fix[row]); });
   };
+  if (half == 1 && both > 1) barrier_arrive(1, Block::kConsumers * 32);
   mbarrier_wait(&s.q_full, 0);
   await_keys(0);
   multiply_keys(0);
@@ -268,22 +291,38 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
   if (lane == 0) s.k.release(0);
   softmax(0, std::true_type{});
   await_keys(1);
-  take_weights();
+  scores.round(weights);
   int i = 1;
-  for (const int whole = (t.parent_len + t.first + group + 1) / kBlock16; i < whole; i++) turn(i, std::false_type{});
-  for (; i < n_blocks; i++) turn(i, std::true_type{});
-  s.v.await_full(n_blocks - 1);
-  multiply_values(n_blocks - 1);
+  for (; i < whole; i++) turn(i, std::false_type{});
+  for (; i < n; i++) turn(i, std::true_type{});
+  s.v.await_full(n - 1);
+  multiply_values(n - 1);
   wgmma_wait<0>(acc.registers(), weights);
-  r.finish(r.take_sums(), acc.registers(), total);
-  write_rows(
-      acc, r, t.len - first,
-      [&](int row, float log_sum) {
-        const int64_t at = int64_t{t.row + first + row} * x.heads + t.head;
-        if (leads_quad()) lse[at] = log_sum;
-        return o + at * x.head_dim;
-      },
-      x.head_dim);
+  r.finish(acc.registers(), total);
+
+  // The results leave by rows, through the warp's totals.
+  const int64_t row = int64_t{t.row + first} * x.heads + t.head;  // of o and lse; the next is x.heads further on
+  const int rows = t.len - first;
+  for_rows([&](LaneRow i) {
+    acc.scale(i, 1.f / r.whole_sum[i]);
+    if (leads_quad() && i < rows) lse[row + int64_t{i} * x.heads] = r.log_sum(i);
+  });
+  const SharedTile<kD> results{reinterpret_cast<bf16*>(s.total[warp])};
+  __syncwarp();  // the totals have been read
+#pragma unroll
+  for (int c = 0; c < kD; c += 16) {
+    uint32_t rounded[4];
+    acc.round(rounded, c);
+    stmatrix_x4(results.at(lane % 16, c + lane / 16 * 8), rounded);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = lane; i < 16 * kD / 8; i += 32) {
+    const int j = i / (kD / 8), c = i % (kD / 8) * 8;
+    if (j < rows && c < x.head_dim)
+      *reinterpret_cast<uint4*>(o + (row + int64_t{j} * x.heads) * x.head_dim + c) =
+          *reinterpret_cast<const uint4*>(results.at(j, c));
+  }
 #else
   __trap();
 #endif

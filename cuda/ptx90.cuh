@@ -134,6 +134,23 @@ __device__ __forceinline__ bool leaves_tickets() {
 #endif
 }
 
+// ---- barriers of `threads` threads, in whole warps: number 1 to 15, as 0 is that of __syncthreads
+// Waits until as many have arrived, itself among them.
+__device__ __forceinline__ void barrier_wait(int number, int threads PTX_LOC) {
+#ifdef CUEMU
+  cuemu::block_barrier(number, static_cast<unsigned>(threads), true, "bar.sync", loc);
+#else
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_arrive(int number, int threads PTX_LOC) {
+#ifdef CUEMU
+  cuemu::block_barrier(number, static_cast<unsigned>(threads), false, "bar.arrive", loc);
+#else
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+#endif
+}
+
 // ---- tensor copies
 // Brings the map near, for copies to come.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
@@ -227,6 +244,16 @@ __device__ __forceinline__ uint64_t matrix_descriptor(const void* smem, Swizzle 
 #endif
   return (address & 0x3ffff) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | static_cast<uint64_t>(swizzle) << 62;
 }
+
+// The matrix that lies `units` times 16 bytes further on.  Addresses have 14 bits, so nothing is carried into the high
+// word.
+__device__ __forceinline__ uint64_t further(uint64_t descriptor, int units) {
+  return (descriptor & ~uint64_t{0xffffffff}) | static_cast<uint32_t>(descriptor + units);
+}
+
+// x, the same in every lane of a warp, in a way that ptxas sees: descriptors made of it lie in uniform registers, from
+// which wgmma takes them.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
 // d = 0, here: were it done between products, ptxas would wait for those that are in flight.
 template <int kN>

@@ -15,18 +15,18 @@ struct Ring {
   __device__ void init(int consumers, int arrivals = 1) {
     for (int i = 0; i < kStages; i++) mbarrier_init(&full[i], arrivals), mbarrier_init(&empty[i], consumers);
   }
-  __device__ Stage& operator[](int i) { return stages[i % kStages]; }
+  __device__ Stage& operator[](unsigned i) { return stages[i % kStages]; }
 
   // Producer: waits until the stage of filling i is empty.  The barrier takes the arrivals that say it is full.
-  __device__ Mbarrier* await_empty(int i PTX_LOC) {
+  __device__ Mbarrier* await_empty(unsigned i PTX_LOC) {
     PARE_CUDA::mbarrier_wait(&empty[i % kStages], (i / kStages + 1) % 2 PTX_SAME_LOC);
     return &full[i % kStages];
   }
   // Consumers: wait for filling i, and one lane of each warp releases it.
-  __device__ void await_full(int i PTX_LOC) {
+  __device__ void await_full(unsigned i PTX_LOC) {
     PARE_CUDA::mbarrier_wait(&full[i % kStages], i / kStages % 2 PTX_SAME_LOC);
   }
-  __device__ void release(int i PTX_LOC) { mbarrier_arrive(&empty[i % kStages] PTX_SAME_LOC); }
+  __device__ void release(unsigned i PTX_LOC) { mbarrier_arrive(&empty[i % kStages] PTX_SAME_LOC); }
 };
 
 }  // namespace pare::PARE_CUDA

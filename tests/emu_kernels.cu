@@ -148,6 +148,10 @@ __global__ void barrier_counts(float* out, const float*) {
   named_barrier(1, threadIdx.x < 64 ? 64 : 128);
   out[threadIdx.x] = 0;
 }
+__global__ void barrier_unmet(float* out, const float*) {
+  if (threadIdx.x < 64) named_arrive(1, 128);
+  out[threadIdx.x] = 0;
+}
 __global__ void shuffle_divergent(float* out, const float*) {
   float v = 1;
   if (threadIdx.x % 32 < 16) v += __shfl_xor_sync(0xffffffffu, v, 1);

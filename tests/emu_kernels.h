@@ -12,7 +12,7 @@ using Kernel = void(float* out, const float* in);
 
 Kernel oob_static, oob_dynamic, oob_global, oob_local, misaligned, reads_memory;
 Kernel uninit_shared, uninit_dynamic, uninit_global;
-Kernel barrier_skipped, barrier_two_places, barrier_counts;
+Kernel barrier_skipped, barrier_two_places, barrier_counts, barrier_unmet;
 Kernel shuffle_divergent, shuffle_self_out, shuffle_from_outside, shuffle_returned, shuffle_half_warps, warp_functions;
 Kernel async_no_barrier, async_at_exit, add_plain, add_atomic;
 template <bool kUse>

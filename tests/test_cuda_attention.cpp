@@ -365,7 +365,7 @@ std::string backward_bits(Case c, int64_t gap) {
 }
 
 // On compute capability 9.0 two kernels compute attention: mma.sync anywhere, wgmma where rows begin at multiples of 16
-// bytes.  On a device each is asked for, whatever the device would choose.
+// bytes, those of o among them.  On a device each is asked for, whatever the device would choose.
 // more: cases beside those of both directions.
 void expect_the_same_bits(std::string (*bits_with)(Case, int64_t gap), const std::vector<Case>& more = {}) {
   const Probe* const probe = table_kernels.probe;
@@ -404,6 +404,36 @@ void expect_the_same_bits(std::string (*bits_with)(Case, int64_t gap), const std
   ask_for(TensorKernel::choose);
 }
 TEST(CudaAttention, ForwardHasTheSameBitsFromEveryKernel) { expect_the_same_bits(forward_bits); }
+// A row that ends before a cut has nothing of it, not even of values that are not finite.
+TEST(CudaAttention, CutsBehindARowAreNotAdded) {
+  for (const int64_t gap : {0, 3}) {  // by wgmma and mma.sync
+    std::string bits[2];
+    for (const bool finite : {true, false}) {
+      Case c{60, 1, 1, 64, 0, {{0, 60, 0, 1000}}, 1000};
+      c.gap = gap;
+      Call t(table_kernels, DType::bf16);
+      AttnFwd a{};
+      set_inputs(t, c, a);
+      for (int64_t i = 24 * c.d; i < c.rows * c.d && !finite; i++) t["v"].set(i, INFINITY);  // slots from 1024 on
+      a.o = t.act_out("o", {c.rows, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
+      table_kernels.attn_fwd(a, {});
+      bits[finite] = t["o"].bits(0, 24 * c.d) + t["lse"].bits(0, 24);
+    }
+    EXPECT_TRUE(bits[0] == bits[1]);
+  }
+}
+// o from an element on that is no multiple of 16 bytes, whatever the kernel is then.
+TEST(CudaAttention, ForwardWritesToAnyElement) {
+  const Case c{70, 2, 1, 64, 0, {{1, 66, 0, 0}}};
+  const std::string at_first = forward_bits(c, 0);
+  Call t(table_kernels, DType::bf16);
+  AttnFwd a{};
+  set_inputs(t, c, a);
+  a.o = t.act_out("o", {c.rows + 1, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
+  a.o.shape[0]--, a.o.data = static_cast<char*>(a.o.data) + 2;
+  table_kernels.attn_fwd(a, {});
+  EXPECT_TRUE(t["o"].bits(1, c.rows * c.heads * c.d + 1) + t["lse"].bits() == at_first);
+}
 TEST(CudaAttention, BackwardHasTheSameBitsFromEveryKernel) {
   // Runs of 1024 rows, from rows that are no multiple of anything; a prompt that several read, in the same batch (a
   // tile has rows of it and of those who read it) and in another; heads by threes.

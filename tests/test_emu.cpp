@@ -141,6 +141,7 @@ TEST(Emu, WrongCollectivesAreReported) {
   expect_report(barrier_skipped, "threads 40-127 have returned");
   expect_report(barrier_two_places, "divergent barrier");
   expect_report(barrier_counts, "bar.sync");
+  expect_report(barrier_unmet, "was waited for");
   expect_report(shuffle_divergent, "divergent barrier or wrong mask");
   expect_report(shuffle_self_out, "leaves itself out");
   expect_report(shuffle_from_outside, "which is not in mask 0000ffff");

@@ -46,7 +46,13 @@ RULES = [  # (what to damage, replacement, label)
     (r"(Swizzle::bytes_\d+, \d+, .*)\);", r"\1 / 2);", "wrong distance of panels"),
     (r"(kMnMajor[AB] = )true", r"\1false", "wrong order in memory"),
     (r"(kNext[XY] = \w+) / 8", r"\1 / 16", "wrong step"),
-    (r"(, y \+ n) \* 128", r"\1 * 64", "wrong step"),
+    (r"(further\(y, n) \* 128", r"\1 * 64", "wrong step"),
+    (r"\bbarrier_wait\(.*?\);", "(void)0;", "no wait for the other warpgroup"),
+    (r"\bbarrier_arrive\(.*?\);", "(void)0;", "no arrival"),
+    (r"i \+ half < both", "i < both", "one arrival more"),
+    (r"if \(ends_cut\(i\)\)", "if (false)", "the cut goes on"),
+    (r"ended\[row\] = .*?;", "ended[row] = false;", "a cut that a row does not see is added"),
+    (r"(int whole = uniform\(.*) \+ 1\)", r"\1 + 2)", "no mask in the last block"),
     (r"(kNextB = .*) \* 2;", r"\1;", "wrong step"),
     (r"\bvalid \* 2\b", "16", "no zero fill"),
     (r"\(kAllLanes, ", "(0x7fffffffu, ", "mask without lane 31"),
@@ -78,6 +84,7 @@ RULES = [  # (what to damage, replacement, label)
 # Survivors that change nothing that counts: (file, text of the line, label) -> why.
 KNOWN = {
     ("attention_fwd.cu", "cp_async_wait<0>();", "no wait"): "the groups that are left are empty",
+    ("attention_wgmma.cuh", "barrier_wait", "no wait for the other warpgroup"): "their order is for time alone",
     ("attention_bwd_wgmma.cuh", "dv.registers(), p16", "waits for one group less"): "the other wait of the line covers it",
     ("runtime/common.cuh", "the arrival before what is then read", "no fence"): "emulated threads see what is there",
     ("linear_mma.cuh", "i < steps", "loop off by one"): "a step behind the last has no products",

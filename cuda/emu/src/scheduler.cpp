@@ -110,6 +110,9 @@ bool run_block() {
   if (g_report.empty() && b.done != b.n) report_deadlock();
   if (g_report.empty() && copies_in_flight())
     g_report = "TMA: " + block_name() + " ended before its copies landed: nobody waited for them";
+  for (const Barrier& barrier : b.barriers)
+    if (g_report.empty() && barrier.arrived)
+      g_report = block_name() + " ended before the arrival at " + describe(barrier.first->loc) + " was waited for";
   check::block_end();
   b.cur = nullptr;
   return g_report.empty();
