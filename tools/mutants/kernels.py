@@ -127,7 +127,7 @@ def run(number, mutant, args):
     with open(os.path.join(place, name), "w") as f:
         f.write(text)
     object, program = os.path.join(place, "mutant.o"), os.path.join(place, "tests")
-    done = subprocess.run(f"{args.compile} -c {place}/{compiled} -o {object}", shell=True, **FLAGS)
+    done = subprocess.run(f"{args.compile} -iquote {place} -c {place}/{compiled} -o {object}", shell=True, **FLAGS)
     if done.returncode:
         result = "does not compile"
     else:
@@ -162,17 +162,18 @@ def main():
     parser.add_argument("compile")
     parser.add_argument("link")
     args = parser.parse_args()
-    caught = equivalent = bad = 0
+    caught = equivalent = bad = broken = 0
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         jobs = [pool.submit(run, i, m, args) for i, m in enumerate(mutants()) if args.only in m[0]]
         for job in concurrent.futures.as_completed(jobs):
             result, place, label, known, source = job.result()
-            caught += bool(result)
+            broken += result == "does not compile"
+            caught += bool(result) and result != "does not compile"
             equivalent += not result and known is not None
             bad += not result and known is None
             if not result:
                 print(f"{place} {label}: survives" + (f" ({known})" if known else f"\n    {source}"), flush=True)
-    print(f"{caught} mutants caught, {equivalent} known to change nothing, {bad} survive")
+    print(f"{caught} mutants caught, {broken} do not compile, {equivalent} known to change nothing, {bad} survive")
     return bad > 0
 
 
