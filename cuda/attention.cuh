@@ -78,17 +78,22 @@ struct Packed {
   float scale, score_scale;                          // of q.k; that with log2(e)
   __device__ __forceinline__ Softmax softmax() const { return {score_scale}; }
 
-  // Key or value of slot s, key head `kv`, of the segment of t.
-  __device__ __forceinline__ const T* key(const Tile& t, int kv, int s) const { return at(k, pk, t, kv, s); }
-  __device__ __forceinline__ const T* value(const Tile& t, int kv, int s) const { return at(v, pv, t, kv, s); }
+  // Where slot s of the segment of t lies for key head `kv`: row i of k and v, or -1 - i of pk and pv.
+  __device__ __forceinline__ int place(const Tile& t, int kv, int s) const {
+    if (s >= t.parent_len) return t.row + s - t.parent_len;
+    return lists ? lists[int64_t{t.parent_row + s} * kv_heads + kv] : -1 - (t.parent_row + s);
+  }
+  __device__ __forceinline__ const T* key_at(int place, int kv) const { return at(k, pk, place, kv); }
+  __device__ __forceinline__ const T* value_at(int place, int kv) const { return at(v, pv, place, kv); }
+  __device__ __forceinline__ const T* key(const Tile& t, int kv, int s) const { return key_at(place(t, kv, s), kv); }
+  __device__ __forceinline__ const T* value(const Tile& t, int kv, int s) const {
+    return value_at(place(t, kv, s), kv);
+  }
 
  private:
-  __device__ __forceinline__ const T* at(const Matrix<const T>& own, const Matrix<const T>& parent, const Tile& t,
-                                         int kv, int s) const {
-    if (s >= t.parent_len) return own.row(t.row + s - t.parent_len) + kv * head_dim;
-    if (!lists) return parent.row(t.parent_row + s) + kv * head_dim;
-    const int row = lists[int64_t{t.parent_row + s} * kv_heads + kv];
-    return (row >= 0 ? own.row(row) : parent.row(-1 - row)) + kv * head_dim;
+  __device__ __forceinline__ const T* at(const Matrix<const T>& own, const Matrix<const T>& parent, int place,
+                                         int kv) const {
+    return (place >= 0 ? own.row(place) : parent.row(-1 - place)) + kv * head_dim;
   }
 };
 

@@ -134,10 +134,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
             copy_rows(stage.d_o, queries.d_o, item.head, row, full);
           }
         } else {
-          load_rows(stage.q, 0, x.k.p, rows, x.head_dim,
-                    [&](int r) { return x.q.row(row + r) + item.head * x.head_dim; });
-          load_rows(stage.d_o, 0, x.k.p, rows, x.head_dim,
-                    [&](int r) { return a.d_o.row(row + r) + item.head * x.head_dim; });
+          load_rows(stage.q, 0, rows, x.head_dim, [&](int r) { return x.q.row(row + r) + item.head * x.head_dim; });
+          load_rows(stage.d_o, 0, rows, x.head_dim, [&](int r) { return a.d_o.row(row + r) + item.head * x.head_dim; });
           loaded();
           if (lane == 0) mbarrier_arrive(full);
         }
@@ -262,9 +260,13 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       copy_rows(s.d_o, queries.d_o, t.head, t.row + t.first, &s.q_full);
     }
     for (int i = 0; i < blocks(kOwnedRows); i++) {
+      const int places[] = {t.place(x, i * kSlots + lane), t.place(x, i * kSlots + 32 + lane)};
       Mbarrier* const full = s.ring.await_empty(i);
-      t.bring_keys(s.ring[i].k, x, keys, i * kSlots, full);
-      t.bring_values(s.ring[i].v, x, keys, i * kSlots, full);
+      const bool gathers = t.template bring_keys<1>(s.ring[i].k, x, keys, i * kSlots, places, full);
+      t.template bring_values<1>(s.ring[i].v, x, keys, i * kSlots, places, full);
+      if (!gathers) continue;
+      loaded();
+      if (lane == 0) mbarrier_arrive(full), mbarrier_arrive(full);
     }
     return;
   }
@@ -332,7 +334,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 // ---- host
 
 inline bool suits_wgmma(const Args<bf16>& a) {
-  return suits_tensor_copies(a.x, a.vector) && a.d_o.stride % a.x.head_dim == 0;
+  return suits_tensor_copies(a.x, a.vector) && !a.x.lists && a.d_o.stride % a.x.head_dim == 0;
 }
 
 // The two kernels behind row_sums.

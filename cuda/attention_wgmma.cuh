@@ -19,7 +19,8 @@
 // over the same k16 steps, and the output is scaled between the same two products.  Only the tile of query rows is
 // larger: a V that is not finite reaches the earlier rows of that one.
 //
-// Bytes: q and o once, k and v once per tile (from L2 for the most part).  Limit: of a turn's clocks at D = 128 the
+// Bytes: q and o once, k and v once per tile (from L2 for the most part).  Runs of rows come by tensor copies; rows
+// that a list names are gathered, a strip of 32 slots by each of four warps.  Limit: of a turn's clocks at D = 128 the
 // tensor cores take 2048, the instructions of two warps a scheduler about 2000.
 #pragma once
 #include "attention_mma.cuh"
@@ -46,16 +47,18 @@ __device__ __forceinline__ void copy_rows(bf16 (&to)[kPanels][kElements], const 
                                           Mbarrier* full, int first = 0) {
   for (int p = 0; p < kPanels; p++) tensor_copy(to[p] + first * 64, map, p * 64, head, row, full);
 }
-// Brings `rows` rows of d channels, a multiple of 8, and zeros to the 64 rows from `first` on, by a warp: where what
-// lies behind must not come in.  row(i): address of row i.
-template <int kPanels, int kElements, class Row>
-__device__ __forceinline__ void load_rows(bf16 (&to)[kPanels][kElements], int first, const bf16* any, int rows,
-                                          int head_dim, Row row) {
-  constexpr int kChunks = kPanels * 8;
-#pragma unroll 1  // for few registers
-  for (int i = threadIdx.x % 32; i < 64 * kChunks; i += 32) {
-    const int r = i / kChunks, c = i % kChunks * 8, valid = r < rows && c < head_dim ? 16 : 0;
-    cp_async_16(SharedTile<64>{to[c / 64] + first * 64}.at(r, c % 64), valid ? row(r) + c : any, valid);
+// Brings `rows` rows of d channels, a multiple of 8, and zeros to the kRows rows from `first` on, by a warp: where what
+// lies behind must not come in.  row(i): address of row i, asked for by all lanes at once, also of rows that are none.
+template <int kRows = 64, int kPanels, int kElements, class Row>
+__device__ __forceinline__ void load_rows(bf16 (&to)[kPanels][kElements], unsigned first, int rows, int head_dim,
+                                          Row row) {
+  constexpr unsigned kChunks = kPanels * 8;
+  const unsigned lane = threadIdx.x % 32, c = lane % kChunks * 8;  // its channels
+  const SharedTile<64> panel{to[c / 64]};
+#pragma unroll(kRows < 64 ? 2 : 1)  // as registers are few
+  for (unsigned r = lane / kChunks; r < kRows; r += 32 / kChunks) {
+    const bool there = static_cast<int>(r) < rows && static_cast<int>(c) < head_dim;
+    cp_async_16(panel.at(first + r, c % 64), row(static_cast<int>(r)) + c, there ? 16 : 0);
   }
 }
 // Behind load_rows: all of it lies there, for wgmma too.
@@ -87,36 +90,36 @@ __device__ __forceinline__ void prefetch_maps(const SlotMaps& maps, const Tile& 
   prefetch_map(maps.k), prefetch_map(maps.v);
   if (t.parent_len > 0) prefetch_map(maps.pk), prefetch_map(maps.pv);
 }
-// Brings keys or values of the slots from `begin` on, of `slots`, and zeros, by a warp, with one arrival at `full`.
-// row(i): address of slot i's.
-template <int kPanels, int kElements, class Row>
-__device__ __forceinline__ void bring_slots(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x,
+// Brings keys or values of the slots from `begin` on, of `slots`, and zeros, by kWarps warps: each a strip, of which
+// lane i knows the places of slots i and 32 + i.  at(place): an address.  Returns whether the warp gathers its strip by
+// cp.async; else it has arrived at `full`.
+template <int kWarps, int kPanels, int kElements, int kPlaces, class At>
+__device__ __forceinline__ bool bring_slots(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x,
                                             const CUtensorMap& own, const CUtensorMap& parent, const Tile& t, int kv,
-                                            int begin, int slots, Mbarrier* full, Row row) {
-  constexpr int kPieces = kElements / (kSlots * 64);
-  const auto from_parent = [&](int i) { return begin + (i + 1) * kSlots <= t.parent_len; };
-  const auto follows = [&](int i) {  // rows that follow one another
-    const int first = begin + i * kSlots;
-    return from_parent(i) || (first >= t.parent_len && first + kSlots <= t.parent_len + t.len);
-  };
-  int copied = 0;
-  for (int i = 0; i < kPieces; i++) {
-    copied += follows(i);
-    if (!follows(i))  // the end of a parent or of the sequence
-      load_rows(to, i * kSlots, x.k.p, slots - begin - i * kSlots, x.head_dim,
-                [&](int r) { return row(begin + i * kSlots + r); });
+                                            int begin, int slots, const int (&places)[kPlaces], Mbarrier* full, At at) {
+  constexpr int kAll = kElements / 64, kStrip = kAll / kWarps;
+  static_assert(kStrip == kPlaces * 32 && kStrip <= kSlots);
+  const int strip = threadIdx.x / 32 % kWarps * kStrip, piece = strip / kSlots * kSlots, first = begin + piece;
+  const bool of_parent = first + kSlots <= t.parent_len;
+  if (of_parent ? !x.lists : first >= t.parent_len && first + kSlots <= t.parent_len + t.len) {
+    // Rows that follow one another: the first warp of the piece copies it.
+    if (threadIdx.x % 32 != 0) return false;
+    if (strip == piece) {
+      mbarrier_arrive_expect(full, sizeof(to) * kSlots / kAll);
+      copy_rows(to, of_parent ? parent : own, kv, first + (of_parent ? t.parent_row : t.row - t.parent_len), full,
+                piece);
+    } else {
+      mbarrier_arrive(full);
+    }
+    return false;
   }
-  if (copied < kPieces) loaded();
-  if (threadIdx.x % 32 != 0) return;
-  if (copied == 0) {
-    mbarrier_arrive(full);
-    return;
-  }
-  mbarrier_arrive_expect(full, copied * sizeof(to) / kPieces);
-  for (int i = 0; i < kPieces; i++)
-    if (follows(i))
-      copy_rows(to, from_parent(i) ? parent : own, kv,
-                begin + i * kSlots + (from_parent(i) ? t.parent_row : t.row - t.parent_len), full, i * kSlots);
+  const bf16* rows[kPlaces];
+  for (int i = 0; i < kPlaces; i++) rows[i] = at(places[i]);
+  load_rows<kStrip>(to, strip, slots - begin - strip, x.head_dim, [&](int r) {
+    const bf16* const row = kPlaces == 1 || r < 32 ? rows[0] : rows[kPlaces - 1];
+    return reinterpret_cast<const bf16*>(__shfl_sync(kAllLanes, reinterpret_cast<uintptr_t>(row), r % 32));
+  });
+  return true;
 }
 
 // A tile of kRows query rows of a head, and the slots that they see.
@@ -127,18 +130,19 @@ struct QueryBlock : HeadTile<kRows> {
   __device__ int slots(int end) const { return parent_len + min(len, first + end); }
   // Warps that read what is brought; a warpgroup without rows ends.
   __device__ int readers() const { return ceil_div(min(kRows, len - first), 64) * 4; }
-  // By a warp: keys, or values, of the slots from `begin` on.
-  template <int kPanels, int kElements>
-  __device__ void bring_keys(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x, const SlotMaps& maps, int begin,
-                             Mbarrier* full) const {
-    bring_slots(to, x, maps.k, maps.pk, *this, kv, begin, slots(kRows), full,
-                [&](int i) { return x.key(*this, kv, i); });
+  __device__ int place(const Packed<bf16>& x, int s) const { return x.place(*this, kv, s); }
+  // Keys, or values, of the slots from `begin` on, as bring_slots() does.
+  template <int kWarps, int kPanels, int kElements, int kPlaces>
+  __device__ bool bring_keys(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x, const SlotMaps& maps, int begin,
+                             const int (&places)[kPlaces], Mbarrier* full) const {
+    return bring_slots<kWarps>(to, x, maps.k, maps.pk, *this, kv, begin, slots(kRows), places, full,
+                               [&](int place) { return x.key_at(place, kv); });
   }
-  template <int kPanels, int kElements>
-  __device__ void bring_values(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x, const SlotMaps& maps, int begin,
-                               Mbarrier* full) const {
-    bring_slots(to, x, maps.v, maps.pv, *this, kv, begin, slots(kRows), full,
-                [&](int i) { return x.value(*this, kv, i); });
+  template <int kWarps, int kPanels, int kElements, int kPlaces>
+  __device__ bool bring_values(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x, const SlotMaps& maps, int begin,
+                               const int (&places)[kPlaces], Mbarrier* full) const {
+    return bring_slots<kWarps>(to, x, maps.v, maps.pv, *this, kv, begin, slots(kRows), places, full,
+                               [&](int place) { return x.value_at(place, kv); });
   }
 };
 
@@ -171,16 +175,16 @@ __device__ __forceinline__ void begin_weighted(Accumulator<kC>& sum, const uint3
 // Can these be copied so?  aligned: as rows_aligned16 says.  Tensor maps want whole heads between rows.
 inline bool suits_tensor_copies(const Packed<bf16>& x, bool aligned) {
   for (const Matrix<const bf16>& m : {x.q, x.k, x.v, x.pk, x.pv}) aligned = aligned && m.stride % x.head_dim == 0;
-  return aligned && x.head_dim <= 128 && !x.lists;
+  return aligned && x.head_dim <= 128;
 }
 
 // ---- forward
 
-// A block computes query rows of a head, each warpgroup 64.  A warp of another brings keys and values for them, and
-// that warpgroup leaves them its registers: scores of 128 slots and 128 channels of the output alone take 128 a thread.
+// A block computes query rows of a head, each warpgroup 64.  Another brings keys and values for them, and leaves them
+// its registers: scores of 128 slots and 128 channels of the output alone take 128 a thread.
 template <int kD>
 struct WgmmaAttention {
-  static constexpr int kRows = 128, kConsumers = kRows / 16, kThreads = (kConsumers + 4) * 32;
+  static constexpr int kRows = 128, kConsumers = kRows / 16, kProducers = 4, kThreads = (kConsumers + kProducers) * 32;
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
   // Block i + 1 of the keys is awaited while block i of the values is used.  A warpgroup leaves its last blocks, behind
   // which the tile has at most one for the others.
@@ -208,7 +212,7 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
   if (threadIdx.x == 0) {
     prefetch_map(q), prefetch_maps(maps, t);
     mbarrier_init(&s.q_full, 1);
-    s.k.init(t.readers()), s.v.init(t.readers());
+    s.k.init(t.readers(), Block::kProducers), s.v.init(t.readers(), Block::kProducers);
     fence_proxy_async();
   }
   __syncthreads();
@@ -216,22 +220,38 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
 
   if (warp >= Block::kConsumers) {
     fewer_registers<Block::kProducerRegisters>();
-    if (warp > Block::kConsumers) return;
-    if (lane == 0) {
+    if (threadIdx.x == Block::kConsumers * 32) {
       mbarrier_arrive_expect(&s.q_full, sizeof(s.q));
       copy_rows(s.q, q, t.head, t.row + t.first, &s.q_full);
     }
-    const int n = blocks(Block::kRows);
+    // What this warp brings by cp.async arrives when it has begun to bring the next.
+    Mbarrier* under_way = nullptr;
+    const auto begun = [&](bool gathers, Mbarrier* full) {
+      if (gathers) cp_async_commit();
+      if (under_way) {
+        gathers ? cp_async_wait<1>() : cp_async_wait<0>();
+        fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(under_way);
+      }
+      under_way = gathers ? full : nullptr;
+    };
+    const int n = blocks(Block::kRows), mine = (warp - Block::kConsumers) * 32 + lane;  // of a block's slots
+    int of_keys[1] = {t.place(x, mine)}, of_values[1];
     for (int i = 0; i <= n; i++) {  // in the order in which stages become empty
       if (i < n) {
         Mbarrier* const full = s.k.await_empty(i);
-        t.bring_keys(s.k[i].rows, x, maps, i * kBlock16, full);
+        begun(t.template bring_keys<Block::kProducers>(s.k[i].rows, x, maps, i * kBlock16, of_keys, full), full);
       }
+      const int next = t.place(x, (i + 1) * kBlock16 + mine);  // while the values are brought
       if (i > 0) {
         Mbarrier* const full = s.v.await_empty(i - 1);
-        t.bring_values(s.v[i - 1].rows, x, maps, (i - 1) * kBlock16, full);
+        begun(t.template bring_values<Block::kProducers>(s.v[i - 1].rows, x, maps, (i - 1) * kBlock16, of_values, full),
+              full);
       }
+      of_values[0] = of_keys[0], of_keys[0] = next;
     }
+    begun(false, nullptr);
     return;
   }
 
