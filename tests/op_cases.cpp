@@ -2,6 +2,7 @@
 #include "op_cases.h"
 
 #include "cases/call.h"
+#include "kernel_call.h"
 #include "ops/token_loss.h"
 
 namespace pare::test {
@@ -242,5 +243,62 @@ std::vector<OpRow> op_rows(const std::set<std::string>& ops) {
       if (ops.empty() || ops.count(c.op)) rows.push_back({&c, size});
   return rows;
 }
+
+namespace kernel {
+
+Body body_of(const std::string& op, const std::string& size, const cases::Layout& layout) {
+  const cases::OpCase& c = cases::op_case(op);
+  return [&c, dims = cases::Dims(c.op, c.dims, size, layout)](Call& t) {
+    cases::visit(c.make(t, dims), [&](const auto& a, auto op) { (t.table.*op)(a, {}); });
+  };
+}
+
+void check(const Body& body, double inner, bool orders, const Table& table) {
+  Call ref(table_ref, DType::f64);
+  body(ref);
+  for (DType act : {DType::f32, DType::bf16}) {
+    std::map<std::string, std::string> first;
+    const auto once = [&] {
+      Call run(table, act);
+      body(run);
+      EXPECT_TRUE(run.zones_intact());
+      for (const auto& [name, buffer] : run.all()) {
+        EXPECT_EQ(first.emplace(name, buffer->bits()).first->second, buffer->bits()) << name << " depends on the order";
+        const bool rounded = buffer->tensor().dtype == DType::bf16;
+        const std::vector<double> values = run.values(name), wanted = ref.values(name);
+        for (size_t i = 0; i < values.size(); i++) {
+          const double is = values[i], should = wanted[i];
+          if (std::isnan(is) && std::isnan(should)) continue;  // left alone
+          if (is == should) continue;                          // infinite
+          double bound = 1e-5 * std::fmax(1, std::fabs(should)) + (rounded ? std::fabs(should) / 256 + inner : 0);
+          if (act == DType::bf16 && name == "lse") bound += 1.5e-4;  // a logarithm of weights within 1.02e-4
+          ASSERT_LE(std::fabs(is - should), bound)
+              << name << "[" << i << "] of " << buffer->tensor().str() << " is " << is << ", not " << should;
+        }
+      }
+    };
+    orders ? in_all_orders(once) : once();
+  }
+}
+
+void check(const std::string& op, const std::vector<std::string>& sizes, double inner, bool orders,
+           const Table& table) {
+  for (const std::string& size : sizes) {
+    SCOPED_TRACE(op + ", " + size);
+    check(body_of(op, size), inner, orders, table);
+  }
+}
+
+std::string refusal(DType act, const Body& body, const Table& table) {
+  Call t(table, act);
+  try {
+    body(t);
+  } catch (const std::logic_error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+}  // namespace kernel
 
 }  // namespace pare::test

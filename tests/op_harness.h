@@ -13,6 +13,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/half.h"
@@ -163,15 +164,17 @@ class Buffer {
   std::optional<KernelMemory> memory_;
 };
 
+inline uint16_t to_bf16(double x) { return f32_to_bf16(static_cast<float>(x)); }
+inline float from_bf16(uint16_t b) { return bf16_to_f32(b); }
+
 // The tensors of one op call on one table, by name.
 class OpRun : public cases::Operands {
  public:
-  // act: the type of every floating-point tensor (f64 for the reference, f32 for the tables under test).  by_rows: the
-  // table reads a weight row by row, not in panels.
-  OpRun(const Table& table, DType act, bool by_rows = false) : Operands(act, act), table(table), by_rows(by_rows) {}
+  // act: f64 for the reference, f32 for the tables under test.
+  OpRun(const Table& table, DType act) : OpRun(table, act, false) {}
 
   const Table& table;
-  const bool by_rows;
+  const bool by_rows;                 // the table reads a weight row by row, not in panels
   bool skipped = false;               // the table does not implement the op
   std::vector<std::string> problems;  // broken red zones, changed inputs
 
@@ -211,6 +214,10 @@ class OpRun : public cases::Operands {
   void bound(const Tensor& t, double b) { bound(name(t), b); }
   std::map<std::string, std::vector<double>> bounds;
 
+  // Nothing was written beside a tensor.
+  bool zones_intact() const {
+    return std::all_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) { return b.zones_intact(); });
+  }
   bool has(const std::string& name) const { return entries_.count(name); }
   bool is_weight(const std::string& name) const { return inputs_.count(name); }
   const std::string& name(const Tensor& t) const {
@@ -219,6 +226,7 @@ class OpRun : public cases::Operands {
     throw std::logic_error(cat("no operand: ", t));
   }
   const Buffer& buffer(const std::string& name) const { return *entries_.at(name).buffer; }
+  Use use(const std::string& name) const { return entries_.at(name).use; }
   const Buffer& buffer(const Tensor& t) const { return buffer(name(t)); }
   // In order; of a weight in panels, whatever the table's layout.
   std::vector<double> values(const std::string& name) const {
@@ -250,6 +258,13 @@ class OpRun : public cases::Operands {
   }
 
  protected:
+  // several: calls by hand, in a test of bf16.  Values are such as bf16 holds, and a later tensor may take the name of
+  // an earlier one.
+  OpRun(const Table& table, DType act, bool several)
+      : Operands(act, act == DType::f64 ? act : DType::f32),
+        table(table),
+        by_rows(std::string_view(table.name).ends_with("_fast")),
+        several_(several) {}
   Tensor make(const std::string& name, Use use, DType dtype, const Shape& shape, int64_t gap,
               const cases::Fill& fill) override {
     std::vector<double> v;
@@ -271,11 +286,13 @@ class OpRun : public cases::Operands {
     Buffer& b = buffers_.emplace_back(dtype, shape, gap);
     expect(v.empty() || static_cast<int64_t>(v.size()) == b.size(), name, ": ", v.size(), " values for ",
            b.tensor().str());
-    for (size_t i = 0; i < v.size(); i++) b.set(static_cast<int64_t>(i), v[i]);
-    expect(entries_.emplace(name, Entry{use, &b}).second, "two tensors named ", name);
+    const bool round = several_ && dtype != DType::i32;
+    for (size_t i = 0; i < v.size(); i++) b.set(static_cast<int64_t>(i), round ? from_bf16(to_bf16(v[i])) : v[i]);
+    expect(entries_.insert_or_assign(name, Entry{use, &b}).second || several_, "two tensors named ", name);
     return b.tensor();
   }
 
+  const bool several_;
   std::deque<Buffer> buffers_;
   std::map<std::string, Entry> entries_;
   std::map<std::string, int64_t> inputs_;  // of the weights

@@ -112,7 +112,8 @@ AttnBwd backward_arguments(Call& t, const Case& c) {
   a.dk = t.act("dk", {c.rows, c.kv_heads, c.d}, c.gap), a.dv = t.act("dv", {c.rows, c.kv_heads, c.d}, c.gap);
   a.dpk = c.parent_rows ? t.act("dpk", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dk;
   a.dpv = c.parent_rows ? t.act("dpv", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dv;
-  if (a.q.dtype == DType::bf16) a.work = t.stat_scratch({attn_bwd_work(c.rows, c.parent_rows, c.kv_heads, c.d)});
+  if (a.q.dtype == DType::bf16)
+    a.work = t.stat_scratch("scratch", {attn_bwd_work(c.rows, c.parent_rows, c.kv_heads, c.d)});
   set_unused(t, c.segments, {"q", "k", "v", "d_o", "o", "lse"});
   return a;
 }

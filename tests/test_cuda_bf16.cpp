@@ -19,58 +19,28 @@ namespace {
 using namespace kernel;
 
 TEST(CudaBf16, Linear) {
-  for (const auto& shape :
-       {std::array<int64_t, 4>{1, 1, 1, 0}, {5, 17, 3, 7}, {66, 63, 70, 0}, {3, 130, 16, 8}, {209, 40, 72, 0}})
-    check(
-        [&](Call& t) {
-          const auto& [n, i, o, gap] = shape;
-          const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
-          const Weight w = t.weight("w", o, i);
-          t.table.linear_fwd({t.act_out("y", {n, o}, gap), x, w, {}, {}}, {});
-          const Tensor residual = t.act("residual", {n, o}, gap);
-          t.table.linear_fwd({residual, x, w, bias, residual}, {});  // in place
-          t.table.linear_bwd_input({t.act_out("dx", {n, i}, gap), dy, w, false}, {});
-          t.table.linear_bwd_input({t.act("sum", {n, i}, gap), dy, w, true}, {});
-          t.table.linear_bwd_weight({t.stat("dw", {o, i}), t.stat("dbias", {o}), dy, x}, {});
-        },
-        0, shape[0] == 5);
+  const auto every_op = [](const std::vector<std::string>& sizes, bool orders) {
+    check("linear_fwd", cases::with(sizes, {"", "bias=1,residual=1,in_place=1"}), 0, orders);
+    check("linear_bwd_input", cases::with(sizes, {"", "accumulate=1"}), 0, orders);
+    check("linear_bwd_weight", cases::with(sizes, {"bias=1"}), 0, orders);
+  };
+  every_op({"M=5,K=17,N=3,gap=7"}, true);
+  every_op({"M=1,K=1,N=1", "M=66,K=63,N=70", "M=3,K=130,N=16,gap=8", "M=209,K=40,N=72"}, false);
 }
 
 TEST(CudaBf16, Rows) {
-  for (int64_t c : {1, 7, 8, 136})
-    check([&](Call& t) {
-      const Tensor ids = t.index("ids", {5}, {3, 0, 3, 6, 1});
-      const Tensor x = t.act("x", {5, c});
-      t.table.embedding_fwd({t.act_out("embedded", {5, c}), t.weight("tokens", 7, c), ids}, {});
-      t.table.embedding_bwd({t.stat("dtable", {7, c}), x, ids}, {});
-      t.table.copy_rows({t.act("to", {4, c}, 3), t.act("from", {6, c}, 8), t.index("pairs", {2, 2}, {5, 0, 1, 3})}, {});
-    });
-  // Sums rounded to bf16 at every addition.
-  check(
-      [&](Call& t) {
-        t.table.scatter_add_rows({t.act("y", {7, 20}), t.act("x", {5, 20}), t.index("index", {5}, {3, 0, 3, 6, 3})},
-                                 {});
-      },
-      3. / 64);
+  const std::vector<std::string> widths = {"C=1", "C=7", "C=8", "C=136"};
+  for (const char* op : {"embedding_fwd", "embedding_bwd"}) check(op, cases::with(widths, {"N=5,V=7"}));
+  check("copy_rows", cases::with(widths, {"n=2,N=6,to=4,gap=3", "n=2,N=6,to=4,gap=1"}));
+  check("scatter_add_rows", {"N=7,R=5,C=20"}, 3. / 64);  // sums rounded to bf16 at every addition
 }
 
 TEST(CudaBf16, PagesAreWrittenAndCopied) {
-  for (int64_t d : {20, 64})
-    check([&](Call& t) {
-      const Tensor k_pages = t.act("k_pages", {6, 2, d, 16}), v_pages = t.act("v_pages", {6, 2, 16, d});
-      const Tensor mass = t.stat("mass", {6, 2, 16}), pos = t.index("pos_pages", {6, 2, 16}, std::vector<int32_t>(192));
-      KvWrite write{};
-      write.k_pages = k_pages, write.v_pages = v_pages;
-      write.k = t.act("k", {8, 2, d}, 3), write.v = t.act("v", {8, 2, d}, 8);
-      write.page_table = t.index("table", {2, 3}, {4, 0, 2, 3, -1, -1});
-      write.queries = t.index("queries", {2, 4}, {7, 1, 9, 1, 0, 7, 36, 0});
-      write.pos_pages = pos;
-      write.pos = t.index("pos", {8}, {40, 41, 42, 43, 44, 45, 46, 8});
-      t.table.kv_write(write, {});
-      KvCopyPages copy{k_pages, v_pages, t.index("pairs", {2, 2}, {0, 5, 2, 1})};
-      copy.pos_pages = pos, copy.mass_pages = mass;
-      t.table.kv_copy_pages(copy, {});
-    });
+  for (const char* d : {"20", "64"}) {
+    for (const char* gap : {"3", "8"})
+      check(body_of("kv_write", cat("K=2,pos=1,D=", d, ",gap=", gap), {.sequences = {{7, 36}, {1, 9}}}));
+    check("kv_copy_pages", {cat("n=2,K=2,beside=1,D=", d)});
+  }
 }
 
 TEST(CudaBf16, Logprob) {

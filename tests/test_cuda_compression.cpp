@@ -18,8 +18,6 @@ namespace {
 using kernel::Call;
 using kernel::exp2_accurate;
 using kernel::exp2_cubic;
-using kernel::from_bf16;
-using kernel::to_bf16;
 
 using Rows = std::vector<std::vector<float>>;
 
@@ -38,11 +36,11 @@ Rows dots(const Rows& left, const Rows& right) {
   Call t(table_kernels, DType::bf16);
   const Tensor a = t.act_out("a", {tiles, 16, 16}), b = t.act_out("b", {tiles, 8, 16});
   const Tensor sum = t.stat_out("sum", {tiles, 16, 8});
-  kernel::Buffer& is = t["sum"];
+  Buffer& is = t["sum"];
   for (int64_t i = 0; i < is.size(); i++) is.set(i, 0);
   for (int64_t k = 0; k < d; k += 16) {
     const auto fill = [&](const char* name, const Rows& from, int64_t height, auto first_of) {
-      kernel::Buffer& to = t[name];
+      Buffer& to = t[name];
       for (int64_t i = 0; i < to.size(); i++) {
         const int64_t row = first_of(i / (16 * height)) + i / 16 % height, c = k + i % 16;
         to.set(i, row < std::ssize(from) && c < d ? from[row][c] : 0);
@@ -53,11 +51,11 @@ Rows dots(const Rows& left, const Rows& right) {
     ptx::multiply(sum.as<float>(), static_cast<const uint16_t*>(a.data), static_cast<const uint16_t*>(b.data),
                   static_cast<int>(tiles));
   }
-  t.all();  // waits
+  const Buffer& sums = t["sum"];  // waits
   Rows z(m, std::vector<float>(n));
   for (int64_t i = 0; i < m; i++)
     for (int64_t j = 0; j < n; j++)
-      z[i][j] = static_cast<float>(is.get((i / 16 * across + j / 8) * 128 + i % 16 * 8 + j % 8));
+      z[i][j] = static_cast<float>(sums.get((i / 16 * across + j / 8) * 128 + i % 16 * 8 + j % 8));
   return z;
 }
 
@@ -90,7 +88,7 @@ struct Scene {
   }
   Tensor k_pages(Call& t) const {
     const Tensor k = t.act_out("k_pages", {pages.count, 1, d(), 16});
-    kernel::Buffer& to = t["k_pages"];
+    Buffer& to = t["k_pages"];
     for (int32_t s = 0; s < compression.slots; s++)
       for (int64_t c = 0; c < d(); c++) to.set((pages.page(0, s) * d() + c) * 16 + s % 16, keys[s][c]);
     return k;
@@ -201,7 +199,7 @@ TEST(CudaCompressions, TheNearestKeptSlotIsByTensorCoreProducts) {
     c.compressions = s.compressions(t), c.work = s.work();
     a.kind = KvMergeKind::value, a.keys = MergeKeys::none;
     a.links = t.stat_out("links", {1, 1, 2, s.pages.per_row * 16});
-    a.merged = t.stat_scratch({1, 1, e.keep, 2 * d + 1});
+    a.merged = t.stat_scratch("scratch", {1, 1, e.keep, 2 * d + 1});
     t.table.kv_merge(a, {});
     const Rows z = cosines(s.keys, s.keys);
     for (int i = e.first; i < e.slots; i++) {
@@ -276,7 +274,7 @@ struct Paged {
     pages = KvPages(slots);
     t.act_out("k_pages", {pages.count, 1, d, 16}), t.act("v_pages", {pages.count, 1, 16, d});
     t.stat_out("mass_pages", {pages.count, 1, 16});
-    kernel::Buffer &k = t["k_pages"], &mass = t["mass_pages"];
+    Buffer &k = t["k_pages"], &mass = t["mass_pages"];
     for (size_t i = 0; i < list.size(); i++)
       for (int32_t s = 0; s < list[i].slots; s++) {
         for (int64_t c = 0; c < d; c++) k.set((pages.page(i, s) * d + c) * 16 + s % 16, list[i].keys[s][c]);
@@ -302,18 +300,18 @@ struct Paged {
     }
     const int64_t rows = std::ssize(q) / kHeads;
     a.q = t.act_out("q", {rows, kHeads, d}), a.o = t.act_out("o", {rows, kHeads, d});
-    kernel::Buffer& to = t["q"];
+    Buffer& to = t["q"];
     for (int64_t i = 0; i < to.size(); i++) to.set(i, q[i / d][i % d]);
     a.k_pages = t["k_pages"].tensor(), a.v_pages = t["v_pages"].tensor();
     a.page_table = t.index("page_table", {n, pages.per_row}, pages.table);
     a.queries = t.index("queries", {n, 4}, flat(queries)), a.scale = scale_of(list[0]);
     a.mass_pages = t["mass_pages"].tensor(), a.first = t.index("first", {n}, first);
-    a.weights = t.stat_scratch({pages.count, 1, kHeads + 1, 16});
+    a.weights = t.stat_scratch("scratch", {pages.count, 1, kHeads + 1, 16});
     a.cuts = t.cuts(n, pages.per_row, kHeads, 1, d);
     t.table.attn_paged(a, {});
   }
   std::vector<double> mass(size_t i) {
-    const kernel::Buffer& mass = t["mass_pages"];
+    const Buffer& mass = t["mass_pages"];
     std::vector<double> v;
     for (int32_t s = list[i].first; s < list[i].slots; s++) v.push_back(mass.get(pages.page(i, s) * 16 + s % 16));
     return v;

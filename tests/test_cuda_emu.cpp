@@ -14,30 +14,19 @@ namespace {
 using namespace kernel;
 
 TEST(CudaEmu, RmsnormForward) {
-  for (int64_t c : {1, 7, 8, 31, 64, 257, 2312})  // of 2312 registers hold a part
-    for (int64_t gap : {0, 3, 8})
-      for (bool in_place : {false, true})
-        check([&](Call& t) {
-          const Tensor x = t.act("x", {5, c}, gap), y = in_place ? x : t.act_out("y", {5, c}, gap);
-          t.table.rmsnorm_fwd({y, t.stat_out("rstd", {5}), x, t.act("w", {c}), 1e-6f}, {});
-        });
+  const auto sizes = cases::with({"N=5,C=1", "N=5,C=7", "N=5,C=8", "N=5,C=31", "N=5,C=64", "N=5,C=257",
+                                  "N=5,C=2312"},  // of 2312 registers hold a part
+                                 {"gap=0", "gap=3", "gap=8"});
+  check("rmsnorm_fwd", cases::with(sizes, {"", "in_place=1"}));
 }
 
+// dx is a difference, which is compared on the scale of dy.
 TEST(CudaEmu, RmsnormBackward) {
-  struct Size {
-    int64_t rows, c, gap;  // 133: more rows than the strands of dw in f32
-  };
-  for (const auto& [rows, c, gap] : {Size{133, 1, 3}, {133, 8, 8}, {133, 33, 3}, {133, 72, 8}, {9, 264, 8}})
-    for (bool accumulate : {false, true})
-      check(
-          [&, rows = rows, c = c, gap = gap](Call& t) {
-            const Tensor x = t.act("x", {rows, c}, 8), w = t.act("w", {c}), rstd = t.stat_out("rstd", {rows});
-            t.table.rmsnorm_fwd({t.act_out("y", {rows, c}), rstd, x, w, 1e-2f}, {});
-            const Tensor dx = t.act("dx", {rows, c}, gap), dy = accumulate ? t.act("dy", {rows, c}, 8) : dx;
-            const Tensor parts = t.stat_scratch({norm_strands(rows, dx.dtype), c});
-            t.table.rmsnorm_bwd({dx, t.stat("dw", {c}), dy, x, w, rstd, accumulate, parts}, {});
-          },
-          1. / 128);  // rstd carries no rounding to bf16, but dx is a difference: it is compared on the scale of dy
+  // 133: more rows than the strands of dw in f32
+  check("rmsnorm_bwd",
+        cases::with({"N=133,C=1,gap=3", "N=133,C=8,gap=8", "N=133,C=33,gap=3", "N=133,C=72,gap=8", "N=9,C=264,gap=8"},
+                    {"accumulate=1", "in_place=1"}),
+        1. / 128);
 }
 
 // More blocks of 4096 elements than one block of threads takes, and runs that end within one.
@@ -141,14 +130,8 @@ TEST(CudaEmu, AdamWHasTheBitsOfTheCpu) {
 }
 
 TEST(CudaEmu, Rope) {
-  for (int64_t d : {2, 6, 16, 34, 64})
-    for (int64_t gap : {0, 5, 8})
-      for (bool backward : {false, true})
-        check([&](Call& t) {
-          const Tensor x = t.act("x", {7, 3, d}, gap), table = t.stat("table", {9, d});
-          const Tensor pos = t.index("pos", {7}, {0, 1, 8, 3, 3, 7, 2});
-          backward ? t.table.rope_bwd({x, table, pos}, {}) : t.table.rope_fwd({x, table, pos}, {});
-        });
+  const auto sizes = cases::with({"D=2", "D=6", "D=16", "D=34", "D=64"}, {"gap=0", "gap=5", "gap=8"});
+  for (const char* op : {"rope_fwd", "rope_bwd"}) check(op, cases::with(sizes, {"N=7,H=3,positions=9"}));
 }
 
 // Rows, heads of queries and keys, head dim, gap.  More rows than dq_norm has strands once.
@@ -173,7 +156,7 @@ void qk_norm_rope(Call& t, int64_t n, int64_t H, int64_t K, int64_t d, int64_t g
   for (int64_t i = 0; i < values.size(); i++)
     if (i / (h * d) % every) values.set(i, 0);
   t.table.qk_norm_rope_bwd({dx, t.stat("dq_norm", {d}), t.stat("dk_norm", {d}),
-                            t.stat_scratch({norm_parts(n * h), 2, d}), dy, x, q, k, rstd, table, pos, H},
+                            t.stat_scratch("scratch", {norm_parts(n * h), 2, d}), dy, x, q, k, rstd, table, pos, H},
                            {});
 }
 constexpr double kNormInner = 1. / 128;  // as of rmsnorm_bwd

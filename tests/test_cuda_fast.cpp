@@ -19,7 +19,7 @@ std::vector<OpRow> rows() {
 class FastOps : public testing::TestWithParam<OpRow> {};
 
 TEST_P(FastOps, AgreeWithRef) {
-  OpRun reference(table_ref, DType::f64), run(table_kernels_fast, DType::f32, true);
+  OpRun reference(table_ref, DType::f64), run(table_kernels_fast, DType::f32);
   GetParam().run(reference), GetParam().run(run);
   const auto wrong = differences(run, reference);
   EXPECT_TRUE(wrong.empty()) << joined(wrong);
@@ -28,7 +28,7 @@ TEST_P(FastOps, AgreeWithRef) {
 // Where nothing is summed, what lies in another order is the same.
 TEST_P(FastOps, HaveTheValuesOfTheExactTableButInProducts) {
   if (std::string(GetParam().op->op).starts_with("linear_")) return;
-  OpRun exact(table_kernels, DType::f32), run(table_kernels_fast, DType::f32, true);
+  OpRun exact(table_kernels, DType::f32), run(table_kernels_fast, DType::f32);
   GetParam().run(exact), GetParam().run(run);
   for (const std::string& name : exact.outputs()) EXPECT_EQ(run.values(name), exact.values(name)) << name;
 }
@@ -52,32 +52,18 @@ TEST(FastOpsList, IsWhatTheTablesDifferIn) {
 double rounded() { return on_gpu() ? 1. / 16 : 0; }
 
 TEST(CudaFast, Linear) {
-  for (const auto& [n, i, o, gap] : std::vector<std::array<int64_t, 4>>{
-           {1, 1, 1, 0}, {5, 17, 3, 7}, {66, 63, 70, 0}, {3, 130, 16, 8}, {80, 40, 72, 16}, {1, 8, 40, 24}}) {
-    k::check(
-        [&, n = n, i = i, o = o, gap = gap](k::Call& t) {
-          const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
-          const Weight w = t.weight("w", o, i);
-          t.table.linear_fwd({t.act_out("y", {n, o}, gap), x, w, {}, {}}, {});
-          t.table.linear_fwd({t.act_out("biased", {n, o}), x, w, bias, {}}, {});
-          t.table.linear_bwd_input({t.act_out("dx", {n, i}, gap), dy, w, false}, {});
-          t.table.linear_bwd_weight({t.stat("dw", {o, i}), t.stat("dbias", {o}), dy, x}, {});
-          t.table.linear_bwd_weight({t.stat("dw alone", {o, i}), {}, dy, x}, {});
-          t.table.embedding_fwd(
-              {t.act_out("embedded", {3, i}), w, t.index("ids", {3}, {static_cast<int>(o) - 1, 0, 0})}, {});
-        },
-        0, false, table_kernels_fast);
-    k::check(
-        [&, n = n, i = i, o = o, gap = gap](k::Call& t) {
-          const Tensor x = t.act("x", {n, i}, gap), dy = t.act("dy", {n, o}, gap), bias = t.act("bias", {o});
-          const Weight w = t.weight("w", o, i);
-          t.table.linear_fwd({t.act_out("added", {n, o}, gap), x, w, bias, t.act("other", {n, o}, gap + 1)}, {});
-          const Tensor residual = t.act("residual", {n, o}, gap);
-          t.table.linear_fwd({residual, x, w, bias, residual}, {});  // in place
-          t.table.linear_bwd_input({t.act("sum", {n, i}, gap), dy, w, true}, {});
-        },
-        rounded(), false, table_kernels_fast);
-  }
+  const std::vector<std::string> sizes = {"M=1,K=1,N=1",          "M=5,K=17,N=3,gap=7",    "M=66,K=63,N=70",
+                                          "M=3,K=130,N=16,gap=8", "M=80,K=40,N=72,gap=16", "M=1,K=8,N=40,gap=24"};
+  const auto check = [](const char* op, const std::vector<std::string>& texts, double inner = 0) {
+    k::check(op, texts, inner, false, table_kernels_fast);
+  };
+  check("linear_fwd", cases::with(sizes, {"", "bias=1"}));
+  check("linear_bwd_input", sizes);
+  check("linear_bwd_weight", cases::with(sizes, {"", "bias=1"}));
+  check("linear_fwd", cases::with(sizes, {"bias=1,residual=1", "bias=1,residual=1,in_place=1"}), rounded());
+  check("linear_bwd_input", cases::with(sizes, {"accumulate=1"}), rounded());
+  const std::vector<std::string> weights = {"1,C=1", "3,C=17", "70,C=63", "16,C=130", "72,C=40", "40,C=8"};
+  for (const std::string& w : weights) check("embedding_fwd", {"N=3,V=" + w});
 }
 
 // The same shapes at other addresses: what was chosen for aligned operands is not taken for others.

@@ -237,28 +237,13 @@ void expect_listed(int64_t n, int32_t block, const std::vector<int32_t>& list, f
   EXPECT_GE(naive.rises, rises);
 
   // The same row over pages.
-  const int64_t pages = n / 16 + 1;
-  std::vector<int32_t> table(static_cast<size_t>(pages));
-  for (int64_t p = 0; p < pages; p++) table[p] = static_cast<int32_t>(pages - 1 - p);
-  const Tensor k_pages = s.call.act_out("k_pages", {pages, 1, kD, 16}),
-               v_pages = s.call.act_out("v_pages", {pages, 1, 16, kD});
-  const Tensor page_table = s.call.index("table", {1, pages}, table);
+  std::vector<int32_t> table(static_cast<size_t>(n / 16 + 1));
+  std::iota(table.rbegin(), table.rend(), 0);
   const auto rows = static_cast<int32_t>(n);
-  table_kernels.kv_write({k_pages, v_pages, s.k, s.v, page_table, s.call.index("all", {1, 4}, {0, rows, rows, 0})}, {});
-  table_kernels.attn_paged({.o = s.call.act_out("o of pages", {n, 1, kD}),
-                            .q = s.q,
-                            .k_pages = k_pages,
-                            .v_pages = v_pages,
-                            .page_table = page_table,
-                            .queries = s.call.index("queries", {1, 4}, {rows - 1, 1, rows, 0}),
-                            .pairs = 0,
-                            .slots = 0,
-                            .scale = kScale,
-                            .blocks = s.call.index("list", {1, 1, budget}, list),
-                            .budget = s.call.index("budget of pages", {1}, {budget}),
-                            .block = block,
-                            .cuts = s.call.cuts(1, pages, 1, 1, kD)},
-                           {});
+  AttnPaged paged = InPages(s.call, s.k, s.v, table).read("o of pages", s.q, {{rows - 1, 1, rows, 0}}, kScale);
+  paged.blocks = s.call.index("list", {1, 1, budget}, list);
+  paged.budget = s.call.index("budget of pages", {1}, {budget}), paged.block = block;
+  table_kernels.attn_paged(paged, {});
   EXPECT_EQ(s.call["o of pages"].bits((n - 1) * kD, n * kD), s.call["o"].bits((n - 1) * kD, n * kD)) << n << " slots";
 }
 
@@ -309,7 +294,7 @@ TEST(CudaOrders, GradientsOfKeysAreSumsOfRuns) {
     fill("dpv", [](int64_t) { return 0; });
     a.d_o = d_o, a.o = o, a.lse = lse, a.q = q, a.k = k, a.v = v, a.pk = pk, a.pv = pv;
     a.segments = t.index("segments", {1, 4}, {0, static_cast<int32_t>(n), 0, 1}), a.pairs = n, a.scale = 1;
-    a.work = t.stat_scratch({attn_bwd_work(n, 1, 1, d)});
+    a.work = t.stat_scratch("scratch", {attn_bwd_work(n, 1, 1, d)});
     table_kernels.attn_bwd(a, {});
     for (int64_t c = 0; c < d; c++) EXPECT_EQ(t["dpv"].get(c), 64) << heads << " heads, gap " << gap;
   }

@@ -12,7 +12,6 @@ namespace pare::test {
 namespace {
 
 using namespace kernel;
-using kernel::Buffer;  // op_harness.h has another
 
 struct PagedShape {
   int64_t group, kv_heads, d, gap;
@@ -177,28 +176,13 @@ TEST(CudaPaged, ListedBlocksHaveTheBitsOfTheLearner) {
       const Tensor q = t.act("q", {c.slots, s.heads(), s.d});
       const Tensor k = t.act("k", {c.slots, s.kv_heads, s.d}), v = t.act("v", {c.slots, s.kv_heads, s.d});
       std::vector<int32_t> table(pages), list;
-      for (int32_t p = 0; p < pages; p++) table[p] = static_cast<int32_t>(pages - 1 - p);
+      std::iota(table.rbegin(), table.rend(), 0);
       for (int32_t h = 0; h < s.kv_heads; h++)
         for (int32_t b : c.list) list.push_back(b == c.list.back() ? b : b + h);
-      const Tensor k_pages = t.act_out("k_pages", {pages, s.kv_heads, s.d, 16});
-      const Tensor v_pages = t.act_out("v_pages", {pages, s.kv_heads, 16, s.d});
-      const Tensor page_table = t.index("table", {1, pages}, table);
-      table_kernels.kv_write({k_pages, v_pages, k, v, page_table, t.index("all", {1, 4}, {0, c.slots, c.slots, 0})},
-                             {});
-      const Tensor o = t.act_out("o", {c.slots, s.heads(), s.d});
-      table_kernels.attn_paged({.o = o,
-                                .q = q,
-                                .k_pages = k_pages,
-                                .v_pages = v_pages,
-                                .page_table = page_table,
-                                .queries = t.index("queries", {1, 4}, {c.slots - 1, 1, c.slots, 0}),
-                                .pairs = 0,
-                                .slots = 0,
-                                .scale = s.scale(),
-                                .blocks = t.index("list", {1, s.kv_heads, budget}, list),
-                                .budget = t.index("budget", {1}, {static_cast<int32_t>(budget)}),
-                                .block = c.block},
-                               {});
+      AttnPaged paged = InPages(t, k, v, table).read("o", q, {{c.slots - 1, 1, c.slots, 0}}, s.scale());
+      paged.blocks = t.index("list", {1, s.kv_heads, budget}, list);
+      paged.budget = t.index("budget", {1}, {static_cast<int32_t>(budget)}), paged.block = c.block;
+      table_kernels.attn_paged(paged, {});
       AttnFwd a{};
       a.o = t.act_out("o of rows", {c.slots, s.heads(), s.d}), a.lse = t.stat_out("lse", {c.slots, s.heads()});
       a.q = q, a.k = a.pk = k, a.v = a.pv = v, a.pairs = 1, a.scale = s.scale();
@@ -229,32 +213,19 @@ TEST(CudaPaged, EndsOfBlocksAndCuts) {
     std::vector<int32_t> table(pages);
     for (int32_t p = 0; p < pages; p++) table[p] = (p * 5 + 3) % pages;
     if (pages % 5 == 0) std::iota(table.begin(), table.end(), 0);
-    const Tensor k_pages = t.act_out("k_pages", {pages, s.kv_heads, s.d, 16});
-    const Tensor v_pages = t.act_out("v_pages", {pages, s.kv_heads, 16, s.d});
-    const Tensor page_table = t.index("table", {1, pages}, table);
-    table_kernels.kv_write({k_pages, v_pages, k, v, page_table, t.index("all", {1, 4}, {0, n, n, 0})}, {});
-    const auto paged = [&](const char* name, const std::vector<int32_t>& queries) {
-      table_kernels.attn_paged({.o = t.act_out(name, {n, s.heads(), s.d}),
-                                .q = q,
-                                .k_pages = k_pages,
-                                .v_pages = v_pages,
-                                .page_table = page_table,
-                                .queries = t.index(cat(name, " queries"), {std::ssize(queries) / 4, 4}, queries),
-                                .pairs = 0,
-                                .slots = 0,
-                                .scale = s.scale(),
-                                .cuts = t.cuts(std::ssize(queries) / 4, pages, s.heads(), s.kv_heads, s.d)},
-                               {});
+    const InPages in_pages(t, k, v, table);
+    const auto paged = [&](const char* name, const std::vector<PagedRow>& queries) {
+      table_kernels.attn_paged(in_pages.read(name, q, queries, s.scale()), {});
       const int64_t width = s.heads() * s.d;
       for (int64_t row = first; row < n; row++)
         EXPECT_EQ(t[name].bits(row * width, (row + 1) * width), t["o"].bits(row * width, (row + 1) * width))
             << name << ", " << row + 1 << " slots";
     };
-    std::vector<int32_t> alone;
-    for (int32_t i = first; i < n; i++) alone.insert(alone.end(), {i, 1, i + 1, 0});
+    std::vector<PagedRow> alone;
+    for (int32_t i = first; i < n; i++) alone.push_back({i, 1, i + 1, 0});
     paged("alone", alone);
-    paged("together", {first, kRows, n, 0});
-    paged("prefill", {n - 20, 20, n, 0});  // more than 16 rows of a key head
+    paged("together", {{first, kRows, n, 0}});
+    paged("prefill", {{n - 20, 20, n, 0}});  // more than 16 rows of a key head
   }
 }
 
@@ -268,33 +239,22 @@ void expect_bits_of_rows(const std::vector<int32_t>& seen, int64_t pieces) {
   const Tensor q = t.act("q", {n, s.heads(), s.d});
   const Tensor k = t.act("k", {n, s.kv_heads, s.d}), v = t.act("v", {n, s.kv_heads, s.d});
   for (int64_t i = (n - 5) * s.d; i < n * s.d; i++) t["k"].set(i, 8 * t["k"].get(i));  // the last cut has the maximum
-  std::vector<int32_t> segments, queries, table(pages);
+  std::vector<SegmentRow> segments;
+  std::vector<PagedRow> queries;
+  std::vector<int32_t> table(pages);
   for (int32_t slots : seen) {
-    segments.insert(segments.end(), {slots - 1, 1, 0, slots - 1});
-    queries.insert(queries.end(), {slots - 1, 1, slots, 0});
+    segments.push_back({slots - 1, 1, 0, slots - 1});
+    queries.push_back({slots - 1, 1, slots, 0});
   }
   table_kernels.attn_fwd({t.act_out("o", {n, s.heads(), s.d}), t.stat_out("lse", {n, s.heads()}), q, k, v, k, v,
-                          t.index("segments", {entries, 4}, segments), 1, s.scale()},
+                          t.index("segments", {entries, 4}, cases::flat(segments)), 1, s.scale()},
                          {});
   std::iota(table.rbegin(), table.rend(), 0);
-  const Tensor k_pages = t.act_out("k_pages", {pages, s.kv_heads, s.d, 16});
-  const Tensor v_pages = t.act_out("v_pages", {pages, s.kv_heads, 16, s.d});
-  const Tensor page_table = t.index("table", {1, pages}, table), entry = t.index("queries", {entries, 4}, queries);
-  table_kernels.kv_write({k_pages, v_pages, k, v, page_table, t.index("all", {1, 4}, {0, n, n, 0})}, {});
-  const PagedCuts cuts = t.cuts(entries, pages, s.heads(), s.kv_heads, s.d);
+  AttnPaged paged = InPages(t, k, v, table).read("first", q, queries, s.scale());
+  paged.pieces = pieces;
   for (const char* name : {"first", "second"}) {
-    table_kernels.attn_paged({.o = t.act_out(name, {n, s.heads(), s.d}),
-                              .q = q,
-                              .k_pages = k_pages,
-                              .v_pages = v_pages,
-                              .page_table = page_table,
-                              .queries = entry,
-                              .pairs = 0,
-                              .slots = 0,
-                              .scale = s.scale(),
-                              .pieces = pieces,
-                              .cuts = cuts},
-                             {});
+    paged.o = t.act_out(name, {n, s.heads(), s.d});
+    table_kernels.attn_paged(paged, {});
     for (int32_t slots : seen) {
       const int64_t first = (slots - 1) * width;
       ASSERT_EQ(t[name].bits(first, first + width), t["o"].bits(first, first + width)) << name << ", " << slots;

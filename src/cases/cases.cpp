@@ -10,7 +10,8 @@
 
 namespace pare::cases {
 
-Dims::Dims(const char* op, const std::vector<Dim>& dims, const std::string& text) {
+Dims::Dims(const char* op, const std::vector<Dim>& dims, const std::string& text, Layout layout)
+    : own(std::move(layout)) {
   const auto known = [&] {
     std::string s;
     for (const Dim& d : dims) s += cat(s.empty() ? " " : "; ", d.name, "=", d.value, " (", d.meaning, ")");

@@ -10,6 +10,7 @@
 
 #include "ops/list.h"
 #include "ops/probe.h"
+#include "ops/rows.h"
 
 namespace pare {
 struct Weight;  // ops/linear.h
@@ -40,15 +41,23 @@ inline Dim edge(const char* name, const char* meaning, int64_t value = 0) {
 inline const Dim kGap = edge("gap", "elements between rows"), kInPlace = edge("in_place", "1: in place"),
                  kFrozen = edge("frozen", "1: weights without gradients");
 
+// Where rows and slots lie in a test of its own, in place of the layouts of layouts.h.
+struct Layout {
+  std::vector<std::pair<int32_t, int32_t>> sequences = {};  // in pages: (new rows, slots in use) of each
+  std::vector<int32_t> first = {};                          // protected slots of each
+  std::vector<KvCompression> compressions = {};             // window_row: set by Compressions
+};
+
 class Dims {
  public:
   // `text`: "M=64,K=128"; what it leaves out has its default.  Throws Error(Exit::usage) listing the names there are.
-  Dims(const char* op, const std::vector<Dim>& dims, const std::string& text);
+  Dims(const char* op, const std::vector<Dim>& dims, const std::string& text, Layout own = {});
   int64_t operator[](const char* name) const;
   int32_t i32(const char* name) const { return static_cast<int32_t>((*this)[name]); }
   float share(const char* name) const { return static_cast<float>((*this)[name]) / 100; }
   std::vector<std::pair<std::string, int64_t>> all() const;  // in the order of the list
   std::string str() const;                                   // "M=64,N=1536,K=128"
+  const Layout own;
 
  private:
   std::vector<std::pair<Dim, int64_t>> values_;

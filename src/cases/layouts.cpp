@@ -274,8 +274,11 @@ const std::vector<PagedLayout>& paged_layouts() {
 }  // namespace
 
 Sequences::Sequences(const Dims& d, int64_t new_rows) {
-  std::vector<std::pair<int32_t, int32_t>> sequences;
-  if (const int64_t layout = d["layout"]) {
+  std::vector<std::pair<int32_t, int32_t>> sequences = d.own.sequences;
+  const bool apart = d["layout"] != 0 || !sequences.empty();
+  if (!sequences.empty()) {
+    first = d.own.first;
+  } else if (const int64_t layout = d["layout"]) {
     const PagedLayout& x = paged_layouts()[static_cast<size_t>(layout - 1)];
     sequences = x.sequences, first = x.first, budget.assign(x.budget.rbegin(), x.budget.rend());
   } else {
@@ -291,7 +294,7 @@ Sequences::Sequences(const Dims& d, int64_t new_rows) {
     by_row.insert(by_row.begin(), all);
     rows += r, slots += all, pairs += r * (all - r) + r * (r + 1) / 2;
   }
-  pages = Pages(by_row, d["layout"] != 0);
+  pages = Pages(by_row, apart);
 }
 
 std::vector<Dim> paged_dims() {
@@ -335,12 +338,13 @@ const std::vector<CompressionLayout>& compression_layouts() {
 
 }  // namespace
 
-Compressions::Compressions(const Dims& d) : regular(d["layout"] == 0), window(d.i32("window")) {
+Compressions::Compressions(const Dims& d)
+    : list(d.own.compressions), regular(d["layout"] == 0 && list.empty()), window(d.i32("window")) {
   if (regular) {
     if (d["window"] > d["keep"] || d["keep"] > d["L"])
       fail("window=", d["window"], ",keep=", d["keep"], ",L=", d["L"], " must not fall");
     for (int64_t e = 0; e < d["E"]; e++) list.push_back({d.i32("L"), 0, window, d.i32("keep"), 0});
-  } else {
+  } else if (list.empty()) {
     list = compression_layouts()[static_cast<size_t>(d["layout"] - 1)].compressions;
   }
   for (const KvCompression& e : list) window = std::min(window, e.recent);
