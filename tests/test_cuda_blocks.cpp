@@ -1,11 +1,8 @@
 // CUDA kernels of block-sparse reads in bf16: ties, contexts of 32k tokens, and that a packed row chooses what the
 // decode step chose.  (test_ops.cpp compares them in f32 with the bits of the `cpu` table.)
-#include <numeric>
-
 #include "kernel_call.h"
 #include "ops/attention.h"
 #include "ops/blocks.h"
-#include "ops/logits.h"
 #include "ops/rope.h"
 
 namespace pare::test {
@@ -65,30 +62,15 @@ TEST(CudaBlocks, TiesAreChosenAsRefDoes) {
 
 // 32k tokens and a few; scores in a narrow range, so that digits of all sizes decide.
 TEST(CudaBlocks, LongContexts) {
-  const int32_t slots = 32768 + 21, pages = (slots + 15) / 16;
-  std::vector<int32_t> table(pages);
-  std::iota(table.rbegin(), table.rend(), 0);
-  for (int32_t block : {4, 16}) {
+  for (const char* block : {"4", "16"}) {
     std::vector<std::string> lists;
-    const int64_t all = blocks_of(slots, block);
     for (const Table* which : {&table_cpu, &table_kernels}) {
       Call t(*which, DType::f32);
-      const Tensor q = t.act("q", {1, 1, 8}), summary = t.act("summary", {pages, 1, 16 / block, 8});
-      for (int64_t i = 0; i < summary.size(); i++)
+      const auto a = arguments<KvBlockSelect>(
+          t, "kv_block_select", cat("B=1,L=32789,H=1,K=1,D=8,mean=1,budget=997,first_blocks=0,block=", block));
+      for (int64_t i = 0; i < a.summary.size(); i++)
         t["summary"].set(i, 1 + std::round(t["summary"].get(i) * 64) * 0x1p-16);
-      t.table.kv_block_select({.blocks = t.index("blocks", {1, 1, 1000}, {}),
-                               .score = t.stat_out("score", {1, 1, all}),
-                               .q = q,
-                               .summary = summary,
-                               .page_table = t.index("table", {1, pages}, table),
-                               .queries = t.index("queries", {1, 4}, {0, 1, slots, 0}),
-                               .budget = t.index("budget", {1}, {997}),
-                               .scored = all - 1,
-                               .block = block,
-                               .first_blocks = 0,
-                               .last_blocks = 1,
-                               .kind = BlockSummary::mean},
-                              {});
+      t.table.kv_block_select(a, {});
       lists.push_back(t["blocks"].bits());
     }
     EXPECT_EQ(lists[0], lists[1]);
@@ -170,22 +152,9 @@ TEST(CudaBlocks, PackedRowsChooseWhatDecodeChose) {
 }
 
 TEST(CudaBlocks, OverlapInBf16) {
-  for (const auto& row : {std::pair<int64_t, int32_t>{17, 0}, {1021, 0}, {257, 20}, {1500, 64}})
-    check(
-        [&](Call& t) {
-          const auto& [vocabulary, top_k] = row;
-          const Tensor p = t.act("p", {3, vocabulary}), q = t.act("q", {3, vocabulary});
-          for (int64_t i = 0; i < q.size(); i += 2) t["q"].set(i, t["p"].get(i));  // ties, and much in common
-          t.table.overlap_probs({.overlap = t.stat_out("overlap", {3}),
-                                 .mass = t.stat_out("mass", {3}),
-                                 .p_logits = p,
-                                 .q_logits = q,
-                                 .temperature = 0.8f,
-                                 .lambda = 1.5f,
-                                 .top_k = top_k},
-                                {});
-        },
-        0, row.first == 257);
+  const std::string rest = ",R=3,temperature=80,lambda=150";
+  check("overlap_probs", {"V=257,top_k=20" + rest});
+  check("overlap_probs", {"V=17" + rest, "V=1021" + rest, "V=1500,top_k=64" + rest}, 0, false);
 }
 
 }  // namespace
