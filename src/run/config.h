@@ -221,11 +221,19 @@ struct KeyCondition {
   bool holds(const Config& config) const;
   bool operator==(const KeyCondition&) const = default;
 };
+// The meaning of a key for the bits of a run's steps.
+enum class KeyDecides {
+  bits,     // a run can be continued with the same value only
+  nothing,  // it moves, watches or splits the work
+  file,     // it says where a file lies, and the files are compared
+  apart     // a run can be continued with the same value only; an audit compares what follows from it
+};
 struct ConfigKey {
-  std::string name;                                      // dotted
-  std::string type;                                      // and range, in words
-  std::string unit;                                      // empty: none
-  std::string meaning, source;                           // source: whose spelling and definition it is
+  std::string name;             // dotted
+  std::string type;             // and range, in words
+  std::string unit;             // empty: none
+  std::string meaning, source;  // source: whose spelling and definition it is
+  KeyDecides decides;
   std::vector<KeyCondition> when;                        // unless all of them hold, the key has no effect
   std::function<std::string(const Config&)> show;        // the value as TOML
   std::function<void(Config&, const TomlItem&)> assign;  // throws Error(usage), without the key's name

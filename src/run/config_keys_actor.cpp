@@ -40,13 +40,13 @@ Groups actor_keys() {
         KEY(actor.ppo_epochs, at_least(1), "", "passes over the rollouts of a step", "verl; DASH PPO-Multi"),
         KEY(actor.ppo_mini_batch_size, at_least(0), "prompts", "prompts per optimizer update; 0: all of the step",
             "verl; DASH PPO-Mini"),
-        KEY(actor.ppo_max_token_len, at_least(1), "tokens",
-            "most rows of a micro-batch; a longer sequence has one of its own. In bf16 the bits of a run depend on it",
-            "verl: ppo_max_token_len_per_gpu"),
-        KEY(actor.logits_chunk, at_least(0), "tokens",
-            "rows of logits that are computed at a time. 0: 4096, fewer if memory needs it after recomputation. In "
-            "bf16 the bits of a run depend on it, but multiples of 4096 give the same",
-            "slime: log_probs_chunk_size"),
+        FREE(actor.ppo_max_token_len, at_least(1), "tokens",
+             "most rows of a micro-batch; a longer sequence has one of its own. In bf16 the bits of a run depend on it",
+             "verl: ppo_max_token_len_per_gpu"),
+        FREE(actor.logits_chunk, at_least(0), "tokens",
+             "rows of logits that are computed at a time. 0: 4096, fewer if memory needs it after recomputation. In "
+             "bf16 the bits of a run depend on it, but multiples of 4096 give the same",
+             "slime: log_probs_chunk_size"),
         KEY(actor.grad_clip, at_least(0), "", "largest norm of the gradient; 0: off", "verl"),
         KEY(actor.token_subset, any, "",
             "response tokens that are trained on. none: all; urs: each with a fixed probability; rpc: those before a "

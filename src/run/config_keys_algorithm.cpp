@@ -110,10 +110,10 @@ Groups correction_keys() {
        {KEY(algorithm.rollout_correction.rollout_rs_threshold, at_least(0), "ratio",
             "smallest and largest xi of an accepted response, or of a token (verl's k1: the inverse)", "verl")}},
       {{is_not("rollout.kv.method", "dense"), is("learner.attention", {"dense"})},
-       {KEY(algorithm.rollout_correction.acceptance, any, "",
-            "logs the exact acceptance rate, the sum over the vocabulary of the smaller of the learner's and the "
-            "sampler's probability; the rollout keeps the hidden state of every token",
-            "DistillSparse"),
+       {FREE(algorithm.rollout_correction.acceptance, any, "",
+             "logs the exact acceptance rate, the sum over the vocabulary of the smaller of the learner's and the "
+             "sampler's probability; the rollout keeps the hidden state of every token",
+             "DistillSparse"),
         KEY(algorithm.rollout_correction.score_centering, any, "",
             "subtracts from the gradient of each sampled token's weighted log-prob its mean under the sampler's "
             "distribution, summed over the whole vocabulary; the rollout keeps the hidden state of every token",
@@ -173,7 +173,8 @@ Groups rpo_keys() {
             "masked: the beginning is not trained on, and denominators count sampled tokens only; included: it is "
             "trained on, with a ratio of 1",
             "pare: masked; RPO: included"),
-        KEY(algorithm.rpo.cache_file, any, "",
+        PATH(
+            algorithm.rpo.cache_file, any, "",
             "initial responses: JSON lines with row, ids or text, and finished, as `pare generate` writes them; empty: "
             "a response is sampled at a row's first visit",
             "RPO")}},

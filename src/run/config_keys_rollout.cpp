@@ -16,42 +16,44 @@ Groups rollout_keys() {
             "cumulative probability of the most probable tokens to sample from, after top_k; 1: off", "verl"),
         KEY(rollout.min_p, within(0, 1), "",
             "least probability of a token to sample, as a share of the most probable one's; 0: off", "vLLM"),
-        KEY(rollout.max_kept_ids, count(1), "tokens",
-            "most tokens that top_k, top_p and min_p may keep for one draw where the sampler records them: with "
-            "several "
-            "updates of a rollout, a reference policy, a sampler that reads less than the learner, distill, or "
-            "trainer.exact=false. A draw from more is an error",
-            "pare"),
+        FREE(rollout.max_kept_ids, count(1), "tokens",
+             "most tokens that top_k, top_p and min_p may keep for one draw where the sampler records them: with "
+             "several "
+             "updates of a rollout, a reference policy, a sampler that reads less than the learner, distill, or "
+             "trainer.exact=false. A draw from more is an error",
+             "pare"),
         KEY(rollout.stop_token_ids, within(0, 2147483647), "",
             "token ids that end a response as EOS does: the token is part of it and trained on, but not part of "
             "the text if it is special",
             "vLLM"),
         KEY(rollout.stop, any, "",
             "texts that end a response, with the token that completes one of them; they are part of its text", "vLLM"),
-        KEY(rollout.max_num_seqs, count(1), "sequences", "most sequences that are decoded together", "verl"),
-        KEY(rollout.max_num_batched_tokens, count(1), "tokens", "most rows in one forward pass of the rollout", "verl"),
-        KEY(rollout.kv_cache_bytes, at_least(0), "bytes", "size of the page pool; 0: enough for max_num_seqs sequences",
-            "pare"),
-        KEY(rollout.free_cache_engine, any, "",
-            "keys and values, used only while sampling, share memory with gradients and activations, used only while "
-            "training: a run allocates the larger of the two; false: both. Changes no bit",
-            "verl"),
-        KEY(rollout.check_exact, any, "",
+        FREE(rollout.max_num_seqs, count(1), "sequences", "most sequences that are decoded together", "verl"),
+        FREE(rollout.max_num_batched_tokens, count(1), "tokens", "most rows in one forward pass of the rollout",
+             "verl"),
+        FREE(rollout.kv_cache_bytes, at_least(0), "bytes",
+             "size of the page pool; 0: enough for max_num_seqs sequences", "pare"),
+        FREE(rollout.free_cache_engine, any, "",
+             "keys and values, used only while sampling, share memory with gradients and activations, used only while "
+             "training: a run allocates the larger of the two; false: both. Changes no bit",
+             "verl"),
+        FREE(
+            rollout.check_exact, any, "",
             "compares the sampler's log-probs with the learner's bit by bit and logs exact/mismatch_tokens. auto: only "
             "where both have the same distribution (the same attention)",
             "pare")}},
       {{is("trainer.exact", {"true"})},
-       {KEY(rollout.on_mismatch, any, "",
-            "exit code of an exact run with mismatched tokens, which warns at once and runs to its end: 1 (fail) or 0 "
-            "(continue)",
-            "pare")}},
+       {FREE(rollout.on_mismatch, any, "",
+             "exit code of an exact run with mismatched tokens, which warns at once and runs to its end: 1 (fail) or 0 "
+             "(continue)",
+             "pare")}},
       {{},
        {KEY(rollout.val_kwargs.n, at_least(1), "samples", "responses per validation prompt", "verl"),
         KEY(rollout.val_kwargs.temperature, at_least(0), "", "temperature in validation; 0: greedy", "verl"),
-        KEY(rollout.val_kwargs.kv, any, "",
-            "cache in validation: dense; as rollout.kv configures it (rollout; the default of `pare eval`); or one "
-            "pass with each (both)",
-            "pare")}},
+        FREE(rollout.val_kwargs.kv, any, "",
+             "cache in validation: dense; as rollout.kv configures it (rollout; the default of `pare eval`); or one "
+             "pass with each (both)",
+             "pare")}},
       {{is_not("rollout.val_kwargs.temperature", "0.0")},
        {KEY(rollout.val_kwargs.top_k, count(-1), "tokens", "top_k in validation; 0 or -1: off", "verl"),
         KEY(rollout.val_kwargs.top_p, above_to(0, 1), "probability", "top_p in validation; 1: off", "verl"),

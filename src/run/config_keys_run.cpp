@@ -6,23 +6,23 @@ namespace pare::config_table {
 Groups model_keys() {
   return {
       {{},
-       {KEY(model.path, any, "",
-            "Hugging Face folder (config.json, safetensors) whose weights the run starts from; or OWNER/NAME of a "
-            "model in the "
-            "cache of the Hugging Face Hub",
-            "verl"),
-        KEY(model.config, any, "",
-            "config.json, or the name of a shape in data/presets, of a model with random weights; instead of "
-            "model.path",
-            "pare"),
-        KEY(model.dtype, any, "",
-            "type of weights and activations. bf16: the optimizer keeps an f32 copy of the weights; auto: f32 on the "
-            "cpu, bf16 on cuda and emu",
-            "pare; verl: fsdp_config.model_dtype"),
-        KEY(model.enable_gradient_checkpointing, any, "",
-            "keeps only the inputs of the transformer blocks and recomputes the rest in the backward pass: less "
-            "memory, the same bits. auto: of as few blocks as memory needs",
-            "verl; pare: auto")}},
+       {PATH(model.path, any, "",
+             "Hugging Face folder (config.json, safetensors) whose weights the run starts from; or OWNER/NAME of a "
+             "model in the "
+             "cache of the Hugging Face Hub",
+             "verl"),
+        PATH(model.config, any, "",
+             "config.json, or the name of a shape in data/presets, of a model with random weights; instead of "
+             "model.path",
+             "pare"),
+        APART(model.dtype, any, "",
+              "type of weights and activations. bf16: the optimizer keeps an f32 copy of the weights; auto: f32 on the "
+              "cpu, bf16 on cuda and emu",
+              "pare; verl: fsdp_config.model_dtype"),
+        FREE(model.enable_gradient_checkpointing, any, "",
+             "keeps only the inputs of the transformer blocks and recomputes the rest in the backward pass: less "
+             "memory, the same bits. auto: of as few blocks as memory needs",
+             "verl; pare: auto")}},
       {{is_not("model.config", "")},
        {KEY(model.init, any, "",
             "distribution of the random weights: normal, with the config's initializer_range or with 1 / sqrt(fan-in) "
@@ -33,8 +33,8 @@ Groups model_keys() {
             "rank of the trained adapters. The model is frozen, or with distill.enable trained beside them; 0: no "
             "adapters",
             "verl"),
-        KEY(model.lora.adapter_path, any, "",
-            "PEFT folder of adapters to start from, with their own rank, alpha and target_modules", "verl")}},
+        PATH(model.lora.adapter_path, any, "",
+             "PEFT folder of adapters to start from, with their own rank, alpha and target_modules", "verl")}},
       {{is_not("model.lora.rank", "0")},
        {KEY(model.lora.alpha, above_to(0, 1e6), "", "the product of an adapter is scaled by alpha / rank", "verl"),
         KEY(model.lora.target_modules,
@@ -51,10 +51,10 @@ Groups data_keys() {
             "source of the problems. ssa: generated short programs, a built-in task; jsonl: prompts and answers in "
             "files (implied by data.train_files or data.val_files)",
             "pare"),
-        KEY(data.tokenizer, any, "",
-            "ssa, a tokenizer.json, a tokenizer.bin or a folder with one; empty: ssa for the task ssa, else that of "
-            "model.path",
-            "verl"),
+        PATH(data.tokenizer, any, "",
+             "ssa, a tokenizer.json, a tokenizer.bin or a folder with one; empty: ssa for the task ssa, else that of "
+             "model.path",
+             "verl"),
         KEY(data.train_batch_size, at_least(1), "prompts", "prompts (`pare sft`: examples) per training step", "verl"),
         KEY(data.max_prompt_length, count(1), "tokens",
             "longest prompt; a longer one is an error, or is left out with data.filter_overlong_prompts", "verl"),
@@ -77,8 +77,8 @@ Groups data_keys() {
         KEY(data.noise_ramp, within(0, 1), "part of the run",
             "initial part of `pare sft` over which the teacher's noise grows linearly from 0", "pare")}},
       {{jsonl},
-       {KEY(data.train_files, any, "", "training files", "verl"),
-        KEY(data.val_files, any, "", "validation files", "verl"),
+       {PATH(data.train_files, any, "", "training files", "verl"),
+        PATH(data.val_files, any, "", "validation files", "verl"),
         KEY(data.prompt_key, any, "",
             "field of the prompt, or a path such as extra_info.question; empty: prompt, problem, question, messages, "
             "conversations, prompt_ids or ids (`pare help data`)",
@@ -106,10 +106,11 @@ Groups data_keys() {
             "{problem}",
             "pare; verl: model.custom_chat_template")}},
       {{jsonl, is("data.reward", {"command:*"})},
-       {KEY(data.reward_timeout, above_to(0, 1e6), "seconds",
-            "time limit of the grader for one answer; on the first timeout its process is restarted, on the second the "
-            "run fails",
-            "pare")}},
+       {FREE(
+           data.reward_timeout, above_to(0, 1e6), "seconds",
+           "time limit of the grader for one answer; on the first timeout its process is restarted, on the second the "
+           "run fails",
+           "pare")}},
       {{jsonl, is("data.chat_template", {"auto", "qwen3"})},
        {KEY(data.apply_chat_template_kwargs.enable_thinking, any, "",
             "lets qwen3 think; false: the response starts after an empty thought", "verl")}},
@@ -121,82 +122,83 @@ Groups data_keys() {
 Groups exact_keys() {
   return {
       {{},
-       {KEY(exact.full, any, "",
-            "compares the whole distribution of every token, not only the log-prob of the drawn one: the bits of all "
-            "logits of sampler and learner, by a hash. A token that differs counts in exact/mismatch_tokens",
-            "pare")}},
+       {FREE(exact.full, any, "",
+             "compares the whole distribution of every token, not only the log-prob of the drawn one: the bits of all "
+             "logits of sampler and learner, by a hash. A token that differs counts in exact/mismatch_tokens",
+             "pare")}},
   };
 }
 
 Groups trainer_keys() {
   return {
       {{},
-       {KEY(trainer.command, any, "",
-            "command that the configuration belongs to, `pare train` or `pare sft`; the other one refuses it. A run "
-            "records its own in config.toml. any: both accept it",
-            "pare"),
-        KEY(trainer.device, any, "", "device of all computation; emu: the CUDA kernels, emulated on the CPU, for tests",
-            "verl"),
+       {FREE(trainer.command, any, "",
+             "command that the configuration belongs to, `pare train` or `pare sft`; the other one refuses it. A run "
+             "records its own in config.toml. any: both accept it",
+             "pare"),
+        APART(trainer.device, any, "",
+              "device of all computation; emu: the CUDA kernels, emulated on the CPU, for tests", "verl"),
         KEY(trainer.exact, any, "",
             "fixed order of every sum: the sampler's log-probs equal the learner's bit by bit. false (--exact=off), "
             "cuda only: cuBLASLt in linear layers, equal but for roundings",
             "pare"),
-        KEY(trainer.n_gpus_per_node, within(0, 1024), "", "ranks per node; 0: as many as were started", "verl"),
-        KEY(trainer.nnodes, within(0, 65536), "", "nodes; 0: as many as were started", "verl"),
-        KEY(trainer.nccl_timeout, at_least(1), "s", "time without progress of any rank after which the job ends",
-            "verl"),
-        KEY(trainer.comm, any, "",
-            "transport between the devices of ranks. nccl: NCCL, which needs one device per rank; host: page-locked "
-            "memory and MPI, which lets ranks share a device; auto: host where the ranks of a machine share its only "
-            "device, else nccl",
-            "pare"),
-        KEY(trainer.total_epochs, within(0, 1e6), "epochs",
-            "length of the run in passes over the training set, each of rows / data.train_batch_size steps, rounded "
-            "down; ignored if trainer.total_training_steps is given as well; 0: off",
-            "verl"),
+        FREE(trainer.n_gpus_per_node, within(0, 1024), "", "ranks per node; 0: as many as were started", "verl"),
+        FREE(trainer.nnodes, within(0, 65536), "", "nodes; 0: as many as were started", "verl"),
+        FREE(trainer.nccl_timeout, at_least(1), "s", "time without progress of any rank after which the job ends",
+             "verl"),
+        FREE(trainer.comm, any, "",
+             "transport between the devices of ranks. nccl: NCCL, which needs one device per rank; host: page-locked "
+             "memory and MPI, which lets ranks share a device; auto: host where the ranks of a machine share its only "
+             "device, else nccl",
+             "pare"),
+        FREE(trainer.total_epochs, within(0, 1e6), "epochs",
+             "length of the run in passes over the training set, each of rows / data.train_batch_size steps, rounded "
+             "down; ignored if trainer.total_training_steps is given as well; 0: off",
+             "verl"),
         KEY(trainer.total_training_steps, at_least(1), "steps",
             "length of the run; the config.toml of a run has the steps computed from trainer.total_epochs", "verl"),
         KEY(trainer.seed, at_least(0), "", "seed of every random draw but those of the ssa data sets", "TRL"),
-        KEY(trainer.threads, within(0, 1024), "threads",
-            "CPU threads of a rank; 0: one per core, shared with the other ranks of the machine; changes no result",
-            "pare"),
-        KEY(trainer.test_freq, at_least(0), "steps", "interval of validation; 0: never", "verl"),
-        KEY(trainer.val_before_train, any, "", "validates before the first step", "verl"),
-        KEY(trainer.check_nan, any, "", "stops at the first op whose output is not finite", "pare"),
-        KEY(trainer.skip_nonfinite, at_least(0), "updates",
+        FREE(trainer.threads, within(0, 1024), "threads",
+             "CPU threads of a rank; 0: one per core, shared with the other ranks of the machine; changes no result",
+             "pare"),
+        FREE(trainer.test_freq, at_least(0), "steps", "interval of validation; 0: never", "verl"),
+        FREE(trainer.val_before_train, any, "", "validates before the first step", "verl"),
+        FREE(trainer.check_nan, any, "", "stops at the first op whose output is not finite", "pare"),
+        FREE(
+            trainer.skip_nonfinite, at_least(0), "updates",
             "drops an update whose gradient norm is infinite or NaN, and continues, up to this many in a row; one more "
             "ends the run",
             "pare; optax: apply_if_finite"),
-        KEY(trainer.experiment_name, any, "", "name of the run; empty: that of its configuration files", "verl"),
-        KEY(trainer.default_local_dir, any, "",
-            "run directory; empty, or a preset's own under changes to it: runs/NAME-TIME, in UTC", "verl"),
-        KEY(trainer.from_checkpoint, any, "",
-            "checkpoint of another run (RUN/checkpoints/step-N) whose weights and moments the run starts from; "
-            "`--from`. Empty: the weights of model.path or model.config",
-            "pare"),
-        KEY(trainer.save_freq, at_least(0), "steps",
-            "interval of checkpoints, which are also written at the last step and at the best validation; 0: only on "
-            "interrupts",
-            "verl"),
-        KEY(trainer.max_actor_ckpt_to_keep, at_least(0), "checkpoints",
-            "newest checkpoints that are kept, beside the best in validation; 0: all", "verl"),
-        KEY(trainer.save_model, any, "", "writes model/ at the end; false: a benchmark needs none", "pare"),
-        KEY(trainer.save_dtype, any, "",
-            "type of the weights in model/, rounded to nearest; auto: that of model.path, f32 if its files have "
-            "several or the weights were random. Checkpoints always hold f32",
-            "pare"),
-        KEY(trainer.max_file_bytes, at_least(1), "bytes",
-            "largest file of weights or moments; a larger tensor has a file of its own, and several files have an "
-            "index. The ranks of rank 0's machine write them in parallel",
-            "transformers: max_shard_size"),
-        KEY(trainer.samples_freq, at_least(0), "steps", "interval at which responses are written and shown; 0: never",
-            "pare")}},
+        FREE(trainer.experiment_name, any, "", "name of the run; empty: that of its configuration files", "verl"),
+        FREE(trainer.default_local_dir, any, "",
+             "run directory; empty, or a preset's own under changes to it: runs/NAME-TIME, in UTC", "verl"),
+        APART(trainer.from_checkpoint, any, "",
+              "checkpoint of another run (RUN/checkpoints/step-N) whose weights and moments the run starts from; "
+              "`--from`. Empty: the weights of model.path or model.config",
+              "pare"),
+        FREE(trainer.save_freq, at_least(0), "steps",
+             "interval of checkpoints, which are also written at the last step and at the best validation; 0: only on "
+             "interrupts",
+             "verl"),
+        FREE(trainer.max_actor_ckpt_to_keep, at_least(0), "checkpoints",
+             "newest checkpoints that are kept, beside the best in validation; 0: all", "verl"),
+        FREE(trainer.save_model, any, "", "writes model/ at the end; false: a benchmark needs none", "pare"),
+        FREE(trainer.save_dtype, any, "",
+             "type of the weights in model/, rounded to nearest; auto: that of model.path, f32 if its files have "
+             "several or the weights were random. Checkpoints always hold f32",
+             "pare"),
+        FREE(trainer.max_file_bytes, at_least(1), "bytes",
+             "largest file of weights or moments; a larger tensor has a file of its own, and several files have an "
+             "index. The ranks of rank 0's machine write them in parallel",
+             "transformers: max_shard_size"),
+        FREE(trainer.samples_freq, at_least(0), "steps", "interval at which responses are written and shown; 0: never",
+             "pare")}},
       {{is_not("learner.shards", "1")},
        {KEY(trainer.balance_batch, any, "",
             "deals groups to shards of equal FLOPs; false: each group stays in the shard that sampled it", "verl")}},
       {{is_not("trainer.samples_freq", "0")},
-       {KEY(trainer.samples_per_step, at_least(0), "responses", "responses of such a step that are written; 0: all",
-            "TRL: num_completions_to_print")}},
+       {FREE(trainer.samples_per_step, at_least(0), "responses", "responses of such a step that are written; 0: all",
+             "TRL: num_completions_to_print")}},
   };
 }
 

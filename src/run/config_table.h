@@ -1,4 +1,5 @@
-// Macros of the key table: one row per key (KEY), naming a member of Config; the words of its enums (WORDS).  Only for
+// Macros of the key table: one row per key (KEY, or FREE, PATH, APART: see KeyDecides), naming a member of Config; the
+// words of its enums (WORDS).  Only for
 // config_keys_*.cpp.
 #pragma once
 #include <algorithm>
@@ -205,10 +206,10 @@ constexpr bool is_list<std::vector<T>> = true;
 
 // `member` gives a reference to the key's member in a Config (const or not).
 template <class Member>
-ConfigKey key(const char* name, Member member, Allowed allowed, const char* unit, const char* meaning,
-              const char* source) {
+ConfigKey key(KeyDecides decides, const char* name, Member member, Allowed allowed, const char* unit,
+              const char* meaning, const char* source) {
   using T = std::remove_reference_t<decltype(member(std::declval<Config&>()))>;
-  ConfigKey k{name, type_text<T>(allowed), unit, meaning, source, {}, {}, {}};
+  ConfigKey k{name, type_text<T>(allowed), unit, meaning, source, decides, {}, {}, {}};
   if constexpr (is_list<T>) {
     k.show = [member](const Config& c) {
       return "[" + join(member(c), ", ", [](const auto& x) { return show(x); }) + "]";
@@ -233,9 +234,13 @@ ConfigKey key(const char* name, Member member, Allowed allowed, const char* unit
 }
 
 // The key's name is the member's path.
-#define KEY(path, allowed, unit, meaning, source) \
-  key(                                            \
-      #path, [](auto& c) -> auto& { return c.path; }, allowed, unit, meaning, source)
+#define DECIDES(decides, path, ...) \
+  key(                              \
+      KeyDecides::decides, #path, [](auto& c) -> auto& { return c.path; }, __VA_ARGS__)
+#define KEY(path, ...) DECIDES(bits, path, __VA_ARGS__)
+#define FREE(path, ...) DECIDES(nothing, path, __VA_ARGS__)
+#define PATH(path, ...) DECIDES(file, path, __VA_ARGS__)
+#define APART(path, ...) DECIDES(apart, path, __VA_ARGS__)
 
 // Keys that matter under the same condition.
 struct KeyGroup {
