@@ -81,7 +81,7 @@ ParameterViews::ParameterViews(const Adapters& adapters, const Tensor& flat) : l
 Model::Model(const ModelConfig& config, Device& device, Arena& weights, DType dtype, bool trainable)
     : Parameters(device, weights, dtype, parameters(config)), config(config) {
   const ModelConfig& c = config;
-  if (device.table().expect_head_dim) device.table().expect_head_dim(dtype, c.head_dim);
+  device.expect_head_dim(dtype, c.head_dim);
   const auto add_vector = [&](const std::string& name, int64_t n) { return Parameters::add_vector(weights, name, n); };
   const auto add_weight = [&](const std::string& name, int64_t outputs, int64_t inputs) {
     return Parameters::add_weight(weights, name, outputs, inputs);

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "model/hf/config.h"
+#include "model/config.h"
 #include "model/replay.h"
 #include "ops/rows.h"
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/arena.h"
-#include "model/hf/config.h"
+#include "model/config.h"
 #include "model/parts.h"
 #include "ops/device.h"
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "model/hf/config.h"
+#include "model/config.h"
 
 namespace pare {
 

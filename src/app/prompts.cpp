@@ -7,6 +7,7 @@
 #include "base/foreign_file.h"
 #include "base/json.h"
 #include "data/jsonl.h"
+#include "model/hf/config.h"
 
 namespace pare {
 

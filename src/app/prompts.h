@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "model/hf/config.h"
+#include "model/config.h"
 #include "run/config.h"
 #include "run/stop.h"
 #include "tokenizer/chat.h"

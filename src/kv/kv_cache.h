@@ -6,7 +6,7 @@
 #include "base/arena.h"
 #include "kv/page_pool.h"
 #include "kv/spec.h"
-#include "model/hf/config.h"
+#include "model/config.h"
 #include "ops/device.h"
 
 namespace pare {

@@ -53,6 +53,10 @@ class Device {
   bool planning() const { return &table_ == &table_null; }
   const Table& table() const { return table_; }
   const Memory& memory() const { return *table_.memory; }
+  // Throws Error(Exit::usage): attention with such heads cannot be computed.
+  void expect_head_dim(DType act, int64_t d) const {
+    if (table_.expect_head_dim) table_.expect_head_dim(act, d);
+  }
 
   // Until all that was called is done.
   void wait();
