@@ -106,10 +106,8 @@ class Generator {
   const ModelConfig& model_config_;
   Sampling sampling_;
   const Table& table_;
-  Device device_{table_};
-  Arena weights_;
-  Model model_;
-  std::unique_ptr<Adapters> adapters_;
+  const std::optional<LoraSpec> lora_;
+  Engine engine_;
   // Of the last generation: the time of prompts, and of the tokens that were fed back.
   RolloutLimits limits_{};
   RolloutStats stats_;
@@ -117,21 +115,14 @@ class Generator {
   double prefill_seconds_ = 0, decode_seconds_ = 0;
 };
 
-std::unique_ptr<Adapters> make_adapters(const Config& config, const ModelConfig& model, Device& device,
-                                        Arena& weights) {
-  if (config.model.lora.adapter_path.empty()) return nullptr;
-  return std::make_unique<Adapters>(model, *lora_spec(config.model.lora), device, weights, act_type(config), false);
-}
-
 // Bytes of the weights, which fit.
-size_t weight_bytes(const Config& config, const ModelConfig& model_config, const Table& table) {
-  Device device(table_null);
-  Arena books("weights", no_memory);
-  const Model model(model_config, device, books, act_type(config), false);
-  make_adapters(config, model_config, device, books);
-  if (const Room room = room_on(table); books.peak() > room.bytes)
-    does_not_fit("the weights take", {.weights = books.peak()}, room, {});
-  return books.peak();
+size_t weight_bytes(const Config& config, const ModelConfig& model, const std::optional<LoraSpec>& lora,
+                    const Table& table) {
+  Engine books(table_null, {.weights = SIZE_MAX});
+  books.make(model, act_type(config), false, lora);
+  const ArenaLimits all = books.peaks();
+  if (const Room room = room_on(table); all.total() > room.bytes) does_not_fit("the weights take", all, room, {});
+  return all.weights;
 }
 
 Generator::Generator(const Config& config, const Prompts& prompts)
@@ -143,13 +134,12 @@ Generator::Generator(const Config& config, const Prompts& prompts)
                 .eos = prompts.eos,
                 .stop = prompts.stop},
       table_(open_table(config.trainer)),
-      weights_("weights", device_.memory(), weight_bytes(config, model_config_, table_)),
-      model_(model_config_, device_, weights_, act_type(config), false),
-      adapters_(make_adapters(config, model_config_, device_, weights_)) {
+      lora_(config.model.lora.adapter_path.empty() ? std::nullopt : lora_spec(config.model.lora)),
+      engine_(table_, {.weights = weight_bytes(config, model_config_, lora_, table_)}) {
   set_threads(static_cast<int>(config.trainer.threads));
-  model_.set_parameters(hf_weights(config.model.path, model_config_));
-  model_.adapters = adapters_.get();
-  if (adapters_) adapters_->set_parameters(adapter_weights(config.model.lora.adapter_path, model_config_));
+  engine_.make(model_config_, act_type(config), false, lora_);
+  engine_.model->set_parameters(hf_weights(config.model.path, model_config_));
+  if (lora_) engine_.adapters->set_parameters(adapter_weights(config.model.lora.adapter_path, model_config_));
 }
 
 // Room for the requests; of several samples as many at a time as half of the memory holds.
@@ -167,10 +157,10 @@ RolloutLimits Generator::limits(const std::vector<Request>& requests, const Roll
   l.max_sequences = static_cast<int>(std::min(samples, r.max_num_seqs));
   l.max_batched_tokens = static_cast<int>(std::max<int64_t>(r.max_num_batched_tokens, l.max_sequences));
   l.lookahead = lookahead(config_);
-  const int64_t page = KvCache::page_bytes(model_config_, r.kv, model_.dtype);
+  const int64_t page = KvCache::page_bytes(model_config_, r.kv, engine_.model->dtype);
   const int64_t room = r.kv_cache_bytes > 0
                            ? r.kv_cache_bytes / page
-                           : std::max(longest, static_cast<int64_t>(device_.memory().free() / 2) / page);
+                           : std::max(longest, static_cast<int64_t>(engine_.device.memory().free() / 2) / page);
   if (room == 0)
     throw Error(Exit::memory, cat("does not fit: rollout.kv_cache_bytes = ", r.kv_cache_bytes,
                                   " holds no page of keys and values, of which one takes ", page, " bytes; raise it"));
@@ -181,7 +171,7 @@ RolloutLimits Generator::limits(const std::vector<Request>& requests, const Roll
 ArenaLimits Generator::memory(const std::vector<Request>& requests) const {
   const Room room = room_on(table_);
   const auto needed = [&](const RolloutKeys& keys) {
-    return rollout_memory(model_config_, model_.dtype, adapters_ ? &adapters_->spec : nullptr, limits(requests, keys));
+    return rollout_memory(model_config_, engine_.model->dtype, lora_, limits(requests, keys));
   };
   const ArenaLimits all = needed(config_.rollout);
   if (all.total() > room.bytes)
@@ -208,8 +198,8 @@ std::vector<Completion> Generator::generate(const std::vector<Request>& requests
                                             const std::function<void(const RolloutStats&)>& progress) {
   limits_ = limits(requests, config_.rollout);
   const ArenaLimits arenas = memory(requests);
-  Arena kv("kv", device_.memory(), arenas.kv), scratch("scratch", device_.memory(), arenas.activations);
-  Rollout rollout(model_, limits_, kv, scratch);
+  Arena kv("kv", engine_.device.memory(), arenas.kv), scratch("scratch", engine_.device.memory(), arenas.activations);
+  Rollout rollout(*engine_.model, limits_, kv, scratch);
   stats_ = {}, prefill_seconds_ = decode_seconds_ = 0, time_ = Clock::now();
   return rollout.generate(
       requests, sampling_,
@@ -232,8 +222,8 @@ int64_t Generator::dense_pages(const std::vector<Request>& requests, const std::
     limits.kv_pages = std::max(limits.kv_pages, Scheduler::pages_needed(residency, r) * limits.max_sequences);
   Device device(table_null);
   Arena books("kv", no_memory);
-  KvCache cache(model_config_, {}, device, books, model_.dtype, limits.kv_pages, Scheduler::cache_sequences(limits),
-                limits.max_context);
+  KvCache cache(model_config_, {}, device, books, engine_.model->dtype, limits.kv_pages,
+                Scheduler::cache_sequences(limits), limits.max_context);
   Scheduler scheduler(residency, requests, sampling_.eos, limits, cache, {}, sampling_.stop);
   while (!scheduler.done()) {
     const Batch batch = scheduler.next();
@@ -250,7 +240,7 @@ std::string Generator::statistics(const std::vector<Request>& requests, const st
     return tokens > 0 && seconds > 0 ? cat(", ", human(static_cast<double>(tokens) / seconds), " tok/s") : "";
   };
   const auto bytes = [&](int64_t pages, const KvSpec& kv) {
-    return human(static_cast<double>(pages * KvCache::page_bytes(model_config_, kv, model_.dtype))) + "B";
+    return human(static_cast<double>(pages * KvCache::page_bytes(model_config_, kv, engine_.model->dtype))) + "B";
   };
   const KvSpec& kv = config_.rollout.kv;
   std::string line = cat(stats_.prefill_tokens, " prompt tokens", rate(stats_.prefill_tokens, prefill_seconds_), "; ",

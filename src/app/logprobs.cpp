@@ -64,28 +64,21 @@ struct Result {
 Result compute(const Options& o, const ModelConfig& config, const std::string& adapter, DType act,
                const std::vector<Group>& groups, const ParameterReader& weights, const Table& table,
                ArenaLimits& memory) {
-  Device device(table);
-  Arena weight_memory("weights", device.memory(), memory.weights),
-      gradient_memory("gradients", device.memory(), memory.gradients),
-      optimizer_memory("optimizer", device.memory(), memory.optimizer),
-      activation_memory("activations", device.memory(), memory.activations);
-  const bool trainable = !o.grads.empty();
-  Model model(config, device, weight_memory, act, trainable && adapter.empty());
-  if (weights) model.set_parameters(weights);
-  std::optional<Adapters> adapters;
-  if (!adapter.empty()) {
-    model.adapters = &adapters.emplace(config, load_adapter_config(adapter), device, weight_memory, act, trainable);
-    if (weights) adapters->set_parameters(adapter_weights(adapter, config));
-  }
+  Engine engine(table, memory);
+  const std::optional<LoraSpec> lora =
+      adapter.empty() ? std::nullopt : std::optional<LoraSpec>(load_adapter_config(adapter));
+  engine.make(config, act, !o.grads.empty(), lora);
+  if (weights) engine.model->set_parameters(weights);
+  if (weights && lora) engine.adapters->set_parameters(adapter_weights(adapter, config));
 
   const LearnerOptions options{.max_rows = o.max_rows};
   Result result;
   if (o.grads.empty()) {
-    result.tokens = Learner::logprobs(model, activation_memory, groups, 1, options);
+    result.tokens = Learner::logprobs(*engine.model, engine.activations, groups, 1, options);
   } else {
     TokenTerms terms(loss_row_offsets(groups).back());
     std::fill(terms.weight.begin(), terms.weight.end(), 1 / static_cast<double>(terms.weight.size()));
-    Learner learner(model, gradient_memory, optimizer_memory, activation_memory, options);
+    Learner learner(*engine.model, engine.gradients, engine.optimizer, engine.activations, options);
     result.tokens = learner.accumulate(groups, terms, {.policy = PolicyLoss::nll});
     result.trained = learner.trained().layout;
     std::vector<double> gradients = learner.gradients();
@@ -93,11 +86,7 @@ Result compute(const Options& o, const ModelConfig& config, const std::string& a
       for (int64_t i = b.offset; i < b.offset + b.size(); i++) gradients[i] *= b.rate;
     result.gradients.assign(gradients.begin(), gradients.end());
   }
-  memory = {.weights = weight_memory.peak(),
-            .gradients = gradient_memory.peak(),
-            .optimizer = optimizer_memory.peak(),
-            .kv = 0,
-            .activations = activation_memory.peak()};
+  memory = engine.peaks();
   return result;
 }
 

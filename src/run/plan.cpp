@@ -239,16 +239,15 @@ ArenaLimits evaluation_limits(const Config& config, const Table& table) {
   return peaks;
 }
 
-ArenaLimits rollout_memory(const ModelConfig& config, DType act, const LoraSpec* lora, const RolloutLimits& limits,
-                           size_t each) {
-  Device device(table_null);
-  Arena weights("weights", no_memory), kv("kv", no_memory, each), activations("activations", no_memory, each);
-  Model model(config, device, weights, act, false);
-  std::optional<Adapters> adapters;
-  if (lora) model.adapters = &adapters.emplace(config, *lora, device, weights, act, false);
-  const Rollout rollout(model, limits, kv, activations);
-  Rollout::plan(model, limits, activations);
-  return {.weights = 0, .gradients = 0, .optimizer = 0, .kv = kv.peak(), .activations = activations.peak()};
+ArenaLimits rollout_memory(const ModelConfig& config, DType act, const std::optional<LoraSpec>& lora,
+                           const RolloutLimits& limits, size_t each) {
+  Engine books(table_null, {.weights = no_memory.total(), .kv = each, .activations = each});
+  books.make(config, act, false, lora);
+  const Rollout rollout(*books.model, limits, books.kv, books.activations);
+  Rollout::plan(*books.model, limits, books.activations);
+  ArenaLimits peaks = books.peaks();
+  peaks.weights = 0;
+  return peaks;
 }
 
 }  // namespace pare

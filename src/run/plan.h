@@ -87,9 +87,9 @@ inline ArenaLimits training_limits(const Config& config, TrainingKind kind, cons
   return plan_run(config, kind, table).most;
 }
 ArenaLimits evaluation_limits(const Config& config, const Table& table);
-// Bytes of kv and activations of a rollout alone, of a model with adapters or (null) without.  Throws ArenaError if one
-// of them is more than `each`.
-ArenaLimits rollout_memory(const ModelConfig& model, DType act, const LoraSpec* adapters, const RolloutLimits& limits,
-                           size_t each = SIZE_MAX);
+// Bytes of kv and activations of a rollout alone, of a model with or without adapters.  Throws ArenaError if one of
+// them is more than `each`.
+ArenaLimits rollout_memory(const ModelConfig& model, DType act, const std::optional<LoraSpec>& adapters,
+                           const RolloutLimits& limits, size_t each = SIZE_MAX);
 
 }  // namespace pare

@@ -92,30 +92,55 @@ void Session::read_data() {
   }
 }
 
-namespace {
-
-std::unique_ptr<SharedMemory> share(const Memory& memory, const ArenaLimits& limits) {
-  return std::make_unique<SharedMemory>(memory, std::max(limits.sampling(), limits.training()));
-}
-SharedMemory::Side* side(const std::unique_ptr<SharedMemory>& shared, int which) {
+static SharedMemory::Side* side(const std::unique_ptr<SharedMemory>& shared, int which) {
   return shared ? &shared->sides[which] : nullptr;
 }
 
-}  // namespace
-
-Session::Session(const Config& c, const Table& table, bool trainable, const std::optional<ArenaLimits>& most, bool data,
-                 Comm& comm)
-    : config(c),
-      device(table, {}, comm),
-      limits(most.value_or(ArenaLimits::each(device.memory().total()))),
-      shared(trainable && c.rollout.free_cache_engine ? share(device.memory(), limits) : nullptr),
+Engine::Engine(const Table& table, const ArenaLimits& limits, Comm& comm)
+    : device(table, {}, comm),
+      shared(limits.shared
+                 ? std::make_unique<SharedMemory>(device.memory(), std::max(limits.sampling(), limits.training()))
+                 : nullptr),
       weights("weights", device.memory(), limits.weights),
       gradients("gradients", device.memory(), limits.gradients, side(shared, 0)),
       optimizer("optimizer", device.memory(), limits.optimizer),
       kv("kv", device.memory(), limits.kv, side(shared, 1)),
       activations("activations", device.memory(), limits.activations, side(shared, 0)),
-      states("states", device.memory(), keeps_sampler_states(c) ? limits.states : 0),
-      scratch("scratch", device.memory(), shared ? limits.scratch : 0, side(shared, 1)) {
+      states("states", device.memory(), limits.states),
+      scratch("scratch", device.memory(), shared ? limits.scratch : 0, side(shared, 1)) {}
+
+void Engine::make(const ModelConfig& config, DType act, bool trainable, const std::optional<LoraSpec>& lora,
+                  bool distills) {
+  model = std::make_unique<Model>(config, device, weights, act, trainable && (!lora || distills));
+  if (!lora) return;
+  adapters = std::make_unique<Adapters>(config, *lora, device, weights, act, trainable);
+  if (distills) sparse = std::make_unique<Model>(*model);
+  (distills ? sparse : model)->adapters = adapters.get();
+}
+
+ArenaLimits Engine::peaks() const {
+  return {.weights = weights.peak(),
+          .gradients = gradients.peak(),
+          .optimizer = optimizer.peak(),
+          .kv = kv.peak(),
+          .activations = activations.peak(),
+          .states = states.peak(),
+          .scratch = scratch.peak(),
+          .shared = shared != nullptr};
+}
+
+// The limits of a session's arenas; without `most` each may take all that the memory of the table has.
+static ArenaLimits limits_of(const Config& c, const Table& table, bool trainable,
+                             const std::optional<ArenaLimits>& most) {
+  ArenaLimits limits = most.value_or(ArenaLimits::each(table.memory->total()));
+  limits.shared = trainable && c.rollout.free_cache_engine;
+  if (!keeps_sampler_states(c)) limits.states = 0;
+  return limits;
+}
+
+Session::Session(const Config& c, const Table& table, bool trainable, const std::optional<ArenaLimits>& most, bool data,
+                 Comm& comm)
+    : Engine(table, limits_of(c, table, trainable, most), comm), config(c) {
   check_ranks(c, comm, trainable);
   comm.timeout = static_cast<double>(c.trainer.nccl_timeout);
   set_threads(c.trainer.threads == 0 ? shared_threads(comm) : static_cast<int>(c.trainer.threads));
@@ -161,12 +186,7 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
     fail(
         "model.lora trains adapters of a model that is saved elsewhere, model.config starts from random weights, which "
         "are not; give model.path");
-  model = std::make_unique<Model>(model_config, device, weights, act_type(c), trainable && (!lora || distills));
-  if (lora) {
-    adapters = std::make_unique<Adapters>(model_config, *lora, device, weights, act_type(c), trainable);
-    if (distills) sparse = std::make_unique<Model>(*model);
-    (distills ? sparse : model)->adapters = adapters.get();
-  }
+  make(model_config, act_type(c), trainable, lora, distills);
   check_prompts();
   if (!device.planning()) {
     if (!c.model.path.empty()) weights_dtype = hf_dtype(c.model.path, model_config);
@@ -443,17 +463,6 @@ std::vector<const Arena*> Session::arenas() const {
   if (shared) all.push_back(&scratch);
   if (keeps_sampler_states(config)) all.push_back(&states);
   return all;
-}
-
-ArenaLimits Session::peaks() const {
-  return {.weights = weights.peak(),
-          .gradients = gradients.peak(),
-          .optimizer = optimizer.peak(),
-          .kv = kv.peak(),
-          .activations = activations.peak(),
-          .states = states.peak(),
-          .scratch = scratch.peak(),
-          .shared = shared != nullptr};
 }
 
 int64_t Session::flops(const std::string& phase) const { return device.comm.sum(ledger.total(phase).flops); }

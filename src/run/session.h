@@ -17,7 +17,7 @@
 
 namespace pare {
 
-// The most that the arenas of a session may hold, in bytes, which is what they take (plan.h).  On the host what they do
+// The most that the arenas of an engine may hold, in bytes, which is what they take (plan.h).  On the host what they do
 // not touch costs address space only.
 struct ArenaLimits {
   size_t weights = 0, gradients = 0, optimizer = 0, kv = 0, activations = 0;
@@ -31,13 +31,35 @@ struct ArenaLimits {
   size_t total() const { return weights + optimizer + states + sampling() + training() - saved(); }
 };
 
+// A model on its device, with its adapters, and the memory that it computes in.
+struct Engine {
+  // On table_null nothing is computed and no memory is taken, only the books are kept.
+  Engine(const Table& table, const ArenaLimits& limits, Comm& comm = world());
+  // Makes the model and, with a `lora`, adapters.  What is `trainable` are these or, without any, the model; with
+  // `distills` both, and the adapters are those of a second model, which shares the weights.
+  void make(const ModelConfig& config, DType act, bool trainable, const std::optional<LoraSpec>& lora,
+            bool distills = false);
+
+  const Model& sampler() const { return sparse ? *sparse : *model; }
+  bool frozen() const { return adapters && !sparse; }  // the model is what it started from
+  Arena& rollout_scratch() { return shared ? scratch : activations; }
+  ArenaLimits peaks() const;
+
+  Device device;
+  const std::unique_ptr<SharedMemory> shared;  // of what trains, by `limits`; else absent
+  Arena weights, gradients, optimizer, kv, activations, states, scratch;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Adapters> adapters;  // of the model, which is frozen, or of `sparse`; absent: there are none
+  std::unique_ptr<Model> sparse;       // of distillation; absent: there is none
+};
+
 // The format of text prompts; plain of the task ssa.
 ChatFormat chat_format(const Config& config);
 
-struct Session {
-  // On table_null nothing is computed and no memory is taken, only the books are kept.  A model that is not `trainable`
-  // takes less memory.  Without limits each arena may take all that the table's memory has.  Without `data` there are
-  // neither tokenizer nor problems: for plans, on table_null.  All ranks of `comm` make the same sessions.
+struct Session : Engine {
+  // A model that is not `trainable` takes less memory.  Without limits each arena may take all that the table's memory
+  // has.  Without `data` there are neither tokenizer nor problems: for plans, on table_null.  All ranks of `comm` make
+  // the same sessions.
   explicit Session(const Config& config, const Table& table = table_cpu, bool trainable = true,
                    const std::optional<ArenaLimits>& limits = {}, bool data = true, Comm& comm = world());
 
@@ -61,19 +83,14 @@ struct Session {
                               std::span<const Completion> completions) const;
   LearnerOptions learner_options() const;
   LearnerOptions student_options() const;  // of `sparse`: it attends as the sampler does, its teacher to everything
-  const Model& sampler() const { return sparse ? *sparse : *model; }
-  bool frozen() const { return adapters && !sparse; }  // the model is what the run started from
   RolloutLimits rollout_limits() const;
-  Arena& rollout_scratch() { return shared ? scratch : activations; }
-  std::vector<const Arena*> arenas() const;  // those that there are
-  ArenaLimits peaks() const;
+  std::vector<const Arena*> arenas() const;       // those that there are
   int64_t flops(const std::string& phase) const;  // in the ledgers of all ranks
   // memory/<arena>: the peak so far, in bytes, and nothing else; and what they take together under verl's name, in GiB.
   // Sets the memory of the rank that has most.
   void set_memory(Metrics& metrics) const;
 
   const Config config;
-  Device device;
   Ledger ledger;
   std::unique_ptr<Tokenizer> tokenizer;           // absent: without data
   ChatFormat chat;                                // of text prompts
@@ -87,12 +104,6 @@ struct Session {
   Stop stop;         // other ends of a response
   int32_t end = -1;  // ends a completion that is given as a text: eos[0], or the end of a turn if it is a stop token
 
-  const ArenaLimits limits;
-  const std::unique_ptr<SharedMemory> shared;  // of what trains, with rollout.free_cache_engine; else absent
-  Arena weights, gradients, optimizer, kv, activations, states, scratch;
-  std::unique_ptr<Model> model;
-  std::unique_ptr<Adapters> adapters;  // of the model, which is frozen, or of `sparse`; absent: there are none
-  std::unique_ptr<Model> sparse;     // of distillation: the model, whose memory it shares, with the adapters; or absent
   DType weights_dtype = DType::f32;  // of the files that the run starts from; f32: random weights, several types
   uint64_t initial_weights = 0;      // a hash of the parameters that the run starts from; 0 while planning
   uint64_t base_weights = 0;         // the same of those of the model, without adapters
