@@ -22,19 +22,9 @@ what to do next.  Exit code 0: every stage passed, or cannot run on this machine
 PARE_CHECK_FAIL, PARE_CHECK_HANG: patterns of names of stages that are to fail or hang, to see what follows."
 set -uo pipefail
 cd "$(dirname "$0")/.." && . tools/stages.sh || exit
-device=cuda out=${OUT:-} build=build list=""
-while getopts "d:o:b:nh" option; do
-  case $option in
-    d) device=$OPTARG ;;
-    o) out=$OPTARG ;;
-    b) build=$OPTARG ;;
-    n) list=1 ;;
-    h) echo "$usage"; exit 0 ;;
-    *) echo "$usage" >&2; exit 2 ;;
-  esac
-done
-shift $((OPTIND - 1))
-[[ $# = 1 && $1 =~ ^[a-f]$ && $device =~ ^(cuda|emu)$ ]] || { echo "$usage" >&2; exit 2; }
+read_options "" "$@"
+[[ ${#rest[@]} = 1 && ${rest[0]} =~ ^[a-f]$ ]] || { echo "$usage" >&2; exit 2; }
+call=${rest[0]}
 
 # ---- the stages: name, seconds at most, command.  Those of one block run at the same time.  What is worth most comes first.
 the_device() {
@@ -394,9 +384,9 @@ killed_rank() {
 }
 
 # ---- running them
-[ -z "$list" ] || { list_stages "call_$1"; exit; }
+[ -z "$list" ] || { list_stages "call_$call"; exit; }
 
-call=$1 smollm2=$(realpath -m "$build/smollm2") out=$(realpath -m "${out:-build/gpu-check/$call}") pack=$build/pare-gpu.tar.gz
+smollm2=$(realpath -m "$build/smollm2") out=$(realpath -m "${out:-build/gpu-check/$call}") pack=$build/pare-gpu.tar.gz
 work=$(mktemp -d)
 if [ "$device" = cuda ] && [ -e "$pack" ]; then
   if [ "$(tar -xzOf "$pack" --occurrence=1 pare-gpu/sources)" != "$(tools/sources.sh)" ]; then

@@ -20,20 +20,8 @@ code 0: every stage passed, or cannot run on this machine.
 PARE_CHECK_FAIL, PARE_CHECK_HANG: patterns of names of stages that are to fail or hang, to see what follows."
 set -uo pipefail
 cd "$(dirname "$0")/.." && . tools/stages.sh || exit
-device=cuda out=${OUT:-} build=build machine="" list=""
-while getopts "d:o:b:m:nh" option; do
-  case $option in
-    d) device=$OPTARG ;;
-    o) out=$OPTARG ;;
-    b) build=$OPTARG ;;
-    m) machine=$OPTARG ;;
-    n) list=1 ;;
-    h) echo "$usage"; exit 0 ;;
-    *) echo "$usage" >&2; exit 2 ;;
-  esac
-done
-shift $((OPTIND - 1))
-[[ $# = 0 && $device =~ ^(cuda|emu)$ ]] || { echo "$usage" >&2; exit 2; }
+read_options m: "$@"
+[ ${#rest[@]} = 0 ] || { echo "$usage" >&2; exit 2; }
 
 # ---- the stages: name, seconds at most, command.  What is worth most comes first.
 # The limit of a stage that may use the time which earlier stages left, until so many seconds after the start.

@@ -1,6 +1,27 @@
 # Sourced by tools/gpu_check.sh and tools/node_check.sh: stages, each a process with a limit of its own, so that one that
-# fails or hangs costs no other.  A script sets `device` (cuda or emu), `out` (the folder of what comes out) and `work` (a
-# folder of its own), and has a function `summary`, which writes what there is so far.
+# fails or hangs costs no other.  A script has `usage`, reads its options by read_options, sets `work` (a folder of its
+# own), and has a function `summary`, which writes what there is so far.
+
+# MORE ARGUMENTS...: the options of both scripts, and MORE ("m:"), as device, out, build, machine and list; `rest`: what
+# follows them.
+read_options() {
+  local option OPTIND=1 more=$1
+  shift
+  device=cuda out=${OUT:-} build=build machine="" list=""
+  while getopts "d:o:b:nh$more" option; do
+    case $option in
+      d) device=$OPTARG ;;
+      o) out=$OPTARG ;;
+      b) build=$OPTARG ;;
+      m) machine=$OPTARG ;;
+      n) list=1 ;;
+      h) echo "$usage"; exit 0 ;;
+      *) echo "$usage" >&2; exit 2 ;;
+    esac
+  done
+  rest=("${@:OPTIND}")
+  [[ $device =~ ^(cuda|emu)$ ]] || { echo "$usage" >&2; exit 2; }
+}
 
 # What `env` takes before a program that needs CUDA's libraries: they lie in the toolkit or came with PyTorch, which itself
 # must not see the others.
