@@ -274,8 +274,8 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
     const int before = t.parent_len + first + 1 - i * kBlock16;  // slots that row 0 of the warp sees
     fix = r.weigh<decltype(masked)::value>(scores, x.softmax(), [&](int row) { return before + row; });
   };
-  // Blocks that all rows of the warpgroup see whole; all blocks; those of both warpgroups, of which the second has the
-  // more.
+  // Blocks that all rows of the warpgroup see whole; all of its blocks; those of both warpgroups, of which the second
+  // has more.
   const int whole = uniform((t.parent_len + t.first + group + 1) / kBlock16), n = uniform(blocks(group + 64)),
             both = uniform(t.first + 64 < t.len ? blocks(64) : 0);
   const auto await_keys = [&](int i) {

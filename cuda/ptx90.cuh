@@ -245,8 +245,7 @@ __device__ __forceinline__ uint64_t matrix_descriptor(const void* smem, Swizzle 
   return (address & 0x3ffff) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | static_cast<uint64_t>(swizzle) << 62;
 }
 
-// The matrix that lies `units` times 16 bytes further on.  Addresses have 14 bits, so nothing is carried into the high
-// word.
+// The matrix that lies `units` times 16 bytes further on.  Addresses have 14 bits, so the high word gets no carry.
 __device__ __forceinline__ uint64_t further(uint64_t descriptor, int units) {
   return (descriptor & ~uint64_t{0xffffffff}) | static_cast<uint32_t>(descriptor + units);
 }

@@ -1,6 +1,5 @@
 // Macros of the key table: one row per key (KEY, or FREE, PATH, APART: see KeyDecides), naming a member of Config; the
-// words of its enums (WORDS).  Only for
-// config_keys_*.cpp.
+// words of its enums (WORDS).  Only for config_keys_*.cpp.
 #pragma once
 #include <algorithm>
 #include <array>
