@@ -190,17 +190,15 @@ void forward_rows(const Model& model, Arena& scratch, const Tensor& ids, const T
   device.rmsnorm_fwd({.y = hidden, .rstd = b.rstd1, .x = x, .w = model.final_norm, .eps = model.config.rms_eps});
 }
 
-Logits head_forward(const Model& model, Arena& arena, const Tensor& hidden, const std::optional<VocabSums>& sums) {
+Logits head_forward(const Model& model, Arena& arena, const Tensor& hidden, std::optional<VocabSums> sums) {
   const int64_t rows = hidden.shape[0], V = model.config.vocab;
-  Logits out{arena.alloc("logits", model.dtype, {rows, V}), {}};
-  VocabSums tiles;
-  if (sums && model.dtype == DType::bf16) {
-    tiles = *sums;
-    tiles.tiles = out.tiles = arena.alloc("sums of logits", model.stat, {rows, vocab_tiles(V) + 1, 3});
-  }
-  model.device.linear_fwd(
-      {.y = out.logits, .x = hidden, .w = model.head, .bias = {}, .residual = {}, .vocab_sums = tiles});
-  return out;
+  const Tensor y = arena.alloc("logits", model.dtype, {rows, V});
+  if (!sums || model.dtype != DType::bf16)
+    sums = VocabSums{};
+  else
+    sums->tiles = arena.alloc("sums of logits", model.stat, {rows, vocab_tiles(V) + 1, 3});
+  model.device.linear_fwd({.y = y, .x = hidden, .w = model.head, .bias = {}, .residual = {}, .vocab_sums = *sums});
+  return {y, sums->tiles};
 }
 
 }  // namespace pare

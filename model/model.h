@@ -80,11 +80,10 @@ void forward_rows(const Model& model, Arena& scratch, const Tensor& ids, const T
 
 // The LM head of R hidden rows.
 struct Logits {
-  Tensor logits;  // act [R, V]
-  Tensor tiles;   // their VocabSums, or absent
+  Tensor logits, tiles;  // act [R, V]; their VocabSums, or absent
 };
 // Both from `arena`.  sums: temperature, targets and whether the logits themselves are wanted; without a value, or in
 // f32, there are no tiles.
-Logits head_forward(const Model& model, Arena& arena, const Tensor& hidden, const std::optional<VocabSums>& sums);
+Logits head_forward(const Model& model, Arena& arena, const Tensor& hidden, std::optional<VocabSums> sums);
 
 }  // namespace pare

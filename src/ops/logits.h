@@ -34,7 +34,7 @@ struct Logprob {
     c.that(temperature > 0, "temperature is ", temperature, ", expected more than 0");
   }
   Cost cost() const {
-    return {6 * logits.size(), detail::total_bytes(detail::tiles_or_logits(tiles, logits), target),
+    return {6 * logits.size(), detail::total_bytes(summed(tiles, logits), target),
             detail::total_bytes(logprob, entropy)};
   }
   auto outputs() const { return std::array{logprob, entropy}; }
@@ -191,8 +191,7 @@ struct Sample {
     c.that(temperature >= 0, "temperature is ", temperature, ", expected 0 or more");
   }
   Cost cost() const {
-    // With `tiles`, few logits are read: those of tiles that can have the largest sum.
-    return {8 * logits.size(), detail::total_bytes(detail::tiles_or_logits(tiles, logits), counter),
+    return {8 * logits.size(), detail::total_bytes(summed(tiles, logits), counter),
             detail::total_bytes(token, logprob)};
   }
   auto outputs() const { return std::array{token, logprob}; }

@@ -26,11 +26,9 @@ struct VocabSums {
   }
 };
 
-namespace detail {
-// What an op reads of all logits of a row.
-inline Tensor tiles_or_logits(const Tensor& tiles, const Tensor& logits) {
+// The one of which an op reads all: beside tiles it reads few logits, targets and those that can win a draw.
+inline Tensor summed(const Tensor& tiles, const Tensor& logits) {
   return tiles && logits.dtype == DType::bf16 ? tiles : logits;
 }
-}  // namespace detail
 
 }  // namespace pare
