@@ -173,18 +173,21 @@ TEST(EmuMachine, EveryTileHasTheBitsOfMmaSync) {
       t.table.linear_fwd({y, x, t.weight("w", columns, k), {}, r, t.parts(n, columns, k)}, {});
     });
   }
-  for (const WgmmaTile& tile : kHeadTiles) {
+  for (const auto& [tile, only] : {std::pair{WgmmaTile{64, 128}, false},
+                                   {WgmmaTile{128, 128}, true},
+                                   {WgmmaTile{128, 256}, false},
+                                   {WgmmaTile{128, 256}, true}}) {
     SCOPED_TRACE(cat("head, ", tile.rows, " x ", tile.columns));
-    const int64_t n = tile.rows - 1, columns = 3 * tile.columns - 8, k = 72;
+    // The last tile is nearly full, or no more than half.
+    const int64_t n = tile.rows - 1, columns = only ? 16 * tile.columns - 136 : 3 * tile.columns - 8, k = 72;
     EXPECT_EQ(best_tile(kHeadTiles, n, columns, k, 1), tile);
-    for (const bool only : {false, true})
-      expect_same([&](kernel::Call& t) {
-        const Tensor sums = t.stat_out("result", {n, vocab_tiles(columns) + 1, 3}),
-                     target = t.index("target", {n}, std::vector<int32_t>(n, static_cast<int32_t>(columns - 1)));
-        LinearFwd a{t.act_out("y", {n, columns}), t.act("x", {n, k}), t.weight("w", columns, k), {}, {}};
-        a.vocab_sums = {sums, target, 0.7f, only};
-        t.table.linear_fwd(a, {});
-      });
+    expect_same([&](kernel::Call& t) {
+      const Tensor sums = t.stat_out("result", {n, vocab_tiles(columns) + 1, 3}),
+                   target = t.index("target", {n}, std::vector<int32_t>(n, static_cast<int32_t>(columns - 1)));
+      LinearFwd a{t.act_out("y", {n, columns}), t.act("x", {n, k}), t.weight("w", columns, k), {}, {}};
+      a.vocab_sums = {sums, target, 0.7f, only};
+      t.table.linear_fwd(a, {});
+    });
   }
   for (const WgmmaTile& tile : kGradientTiles) {
     SCOPED_TRACE(cat("dw, ", tile.rows, " x ", tile.columns));

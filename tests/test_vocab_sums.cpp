@@ -294,6 +294,19 @@ TEST(VocabSums, Draws) {
   });
 }
 
+// Of the largest logits, in several tiles, the first.
+TEST(VocabSums, GreedyTakesTheLowestId) {
+  Row row = logits_of("p", 1000, 0);
+  for (size_t id : {5, 131, 200, 700, 999}) row[id] = 21;
+  on_tables([&](const Table& table, DType act) {
+    Call t(table, act);
+    table.sample({t.index("token", {1}, {}), t.stat_out("logprob", {1}), Rows::put(t, "logits", {row}),
+                  t.index("counter", {1, 3}, {0, 0, 7}), 1, 0},
+                 {});
+    EXPECT_EQ(t["token"].get(0), 5);
+  });
+}
+
 // A tile of NaNs has no maximum, and is not left out.
 TEST(VocabSums, ATileOfNansIsNoticed) {
   Row row = logits_of("p", 300, 0);
@@ -364,6 +377,11 @@ TEST(VocabSums, TheHeadSumsItsTiles) {
       table_kernels.logits_loss(a, {});
     };
     results("", {}), results(" by sums", tiles);
+    table_kernels.logprob({t.stat_out("logprob of sums alone", {n}), t.stat_out("entropy of sums alone", {n}),
+                           t.act_out("logits that nobody wrote", {n, V}), target, temperature, tiles},
+                          {});
+    EXPECT_EQ(t["logprob of sums alone"].bits(), t["logprob"].bits());
+    EXPECT_EQ(t["entropy of sums alone"].bits(), t["entropy"].bits());
     for (const char* name : {"logprob", "entropy", "token", "drawn", "lp", "h", "loss", "gradient"})
       EXPECT_EQ(t[cat(name, " by sums")].bits(), t[name].bits()) << name;
     EXPECT_TRUE(t.zones_intact());
