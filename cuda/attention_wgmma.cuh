@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
       mbarrier_arrive_expect(&s.q_full, sizeof(s.q));
       copy_rows(s.q, q, t.head, t.row + t.first, &s.q_full);
     }
-    // What this warp brings by cp.async arrives when it has begun to bring the next.
+    // A warp waits for its cp.async copies of one block when it has begun those of the next.
     Mbarrier* under_way = nullptr;
     const auto begun = [&](bool gathers, Mbarrier* full) {
       if (gathers) cp_async_commit();

@@ -1,202 +1,20 @@
-// Ops on logits: log-probs, overlaps, losses and samples (ops/logits.h: Logprob, OverlapProbs,
-// LogitsLoss, Truncate, ListKept, KeepListed, Sample).
+// Ops on logits: log-probs, overlaps and losses (ops/logits.h: Logprob, OverlapProbs, LogitsLoss), and the sums of
+// tiles where the product of the LM head has not made them.
 //
-// logits [R, V] act, overwritten by their gradient in logits_loss; per row a token or a log-prob, an entropy and
-// losses, f32, overwritten.  A thread block works on a row.  V is 2^20 at most: the sums of all tiles of a row lie in
-// shared memory.
+// logits [R, V] act, overwritten by their gradient in logits_loss; per row a log-prob, an entropy and losses, f32,
+// overwritten.
 //
-// Order: list.h's of sums over the vocabulary, so the log-prob of a token has the same bits in all of them, and in f32
-// those of the `cpu` table.  The product of the LM head has summed up the tiles of 128 ids (VocabSums); else half a
-// warp does a tile, lane j the ids j + 16 i.  Exponentials are relative to the tile's maximum, so one pass over the
-// logits gives both.  Then all threads compute the factors that make the sums of tiles relative to the maximum of the
-// row, and two lanes add them up.
+// Order: list.h's of sums over the vocabulary (logits.cuh), so the log-prob of a token has the same bits in all of
+// them, and in f32 those of the `cpu` table.
 //
-// Bytes: with VocabSums 12 a tile, to which a loss adds all logits, read once, and a draw those of tiles that can win;
-// else logits once more; lists twice; 36 times in bf16 for each of top_k and top_p (from L2 for the most part).
-// Limited by the exponentials, with few rows by the chains of sums, V / 128 additions long.
-#include <type_traits>
-
+// Bytes: with VocabSums 12 a tile, to which a loss adds all logits, read once; else logits once more.  Limited by the
+// exponentials, with few rows by the chains of sums, V / 128 additions long.
+#include "logits.cuh"
 #include "ops/token_loss.h"
-#include "rng.cuh"
-#include "runtime/common.cuh"
-#include "vocab.cuh"
 
 namespace pare::PARE_CUDA {
 
 namespace {
-
-constexpr int kThreads = 256, kWarps = kThreads / 32, kLanes = 16;
-constexpr int kEach = 4, kStep = kEach * kThreads;  // elements of a thread, side by side, and of all
-constexpr int kIds = kVocabTile / kLanes;           // of a tile in a lane
-constexpr int kTilesAtATime = kThreads / kLanes;
-constexpr int64_t kMostIds = 1 << 20;
-
-// Numbers that are larger for larger x, and among equal ones for smaller ids; -0 counts as 0.
-__device__ __forceinline__ uint64_t rank(float x, int id) {
-  return uint64_t{ordered(x)} << 32 | (0xffffffffu - static_cast<uint32_t>(id));
-}
-
-// kEach elements of a row, to or from memory at once.
-template <class T>
-struct alignas(kEach * sizeof(T)) Some {
-  T v[kEach];
-};
-template <class T>
-using Words = std::conditional_t<sizeof(T) == 2, uint2, uint4>;
-template <class T>
-__device__ __forceinline__ Words<T> words_of(const Some<T>& x) {
-  Words<T> w;
-  memcpy(&w, &x, sizeof w);
-  return w;
-}
-template <class T>
-__device__ __forceinline__ Some<T> some_of(const Words<T>& w) {
-  Some<T> x;
-  memcpy(&x, &w, sizeof x);
-  return x;
-}
-template <class T>
-__device__ __forceinline__ bool at_once(const T* row, int size) {
-  return reinterpret_cast<uintptr_t>(row) % sizeof(Some<T>) == 0 && size % kEach == 0;
-}
-
-// z = logits / temperature
-template <class T>
-struct Scaled {
-  const T* logits;
-  float temperature;
-  __device__ __forceinline__ float at(int i) const { return scaled(to_float(logits[i])); }
-  __device__ __forceinline__ float scaled(float x) const { return temperature == 1 ? x : x / temperature; }
-  // The logits from `first` on, as they lie: taken apart at the load, they would be waited for there.
-  __device__ __forceinline__ Words<T> load(int first, int size) const {
-    if (first < size && at_once(logits, size)) return *reinterpret_cast<const Words<T>*>(logits + first);
-    Some<T> x{};
-#pragma unroll
-    for (int e = 0; e < kEach; e++)
-      if (first + e < size) x.v[e] = logits[first + e];
-    return words_of(x);
-  }
-};
-
-// In every thread: op over the values of all threads.  `room` has kWarps elements.
-template <class V, class Op>
-__device__ V block_reduce(V v, V* room, Op op) {
-  for (int o = 16; o > 0; o /= 2) v = op(v, __shfl_xor_sync(kAllLanes, v, o));
-  __syncthreads();  // the values of the last call have been read
-  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
-  __syncthreads();
-  v = room[0];
-  for (int w = 1; w < kWarps; w++) v = op(v, room[w]);
-  return v;
-}
-
-struct ExpF32 {
-  __device__ float operator()(float x) const { return exp_f32(x); }
-};
-
-struct Distribution {
-  float max, sum, log_sum, weighted;  // weighted: sum of (z - max) exp(z - max)
-  __device__ float logprob(float z) const { return z - max - log_sum; }
-  __device__ float entropy() const { return log_sum - weighted / sum; }
-};
-
-// In every lane: the last step of a row sum.
-__device__ __forceinline__ float tree(float lane_sum) {
-  for (int o = kLanes / 2; o > 0; o /= 2) lane_sum += __shfl_xor_sync(kAllLanes, lane_sum, o);
-  return lane_sum;
-}
-
-// f(tile) by half a warp each.  Whole warps call it, so one tile may lie behind the last.
-template <class F>
-__device__ __forceinline__ void for_tiles(int vocabulary, F f) {
-  const int count = ceil_div(vocabulary, kVocabTile);
-  for (int begin = threadIdx.x / 32 * 2; begin < count; begin += kTilesAtATime) f(begin + threadIdx.x % 32 / kLanes);
-}
-
-// Three numbers of each tile of the vocabulary, in dynamic shared memory.
-struct Tiles {
-  int count;
-  float *top, *sum, *weighted;  // [count]
-  __device__ explicit Tiles(int vocabulary)
-      : count(ceil_div(vocabulary, kVocabTile)), top(dynamic_smem<float>()), sum(top + count), weighted(sum + count) {}
-  static size_t bytes(int64_t vocabulary) { return 3 * sizeof(float) * vocab_tiles(vocabulary); }
-};
-
-// put(tile, largest z, sum, weighted) by one lane for each tile: what VocabSums says.
-template <class T, class Put>
-__device__ __forceinline__ void sum_tiles(const Scaled<T>& z, int vocabulary, Put put) {
-  const int lane = threadIdx.x % kLanes;
-  T next[kIds];  // of the tile that comes next: loaded while one is computed
-  const auto load = [&](int tile) {
-#pragma unroll
-    for (int i = 0; i < kIds; i++) {
-      const int id = tile * kVocabTile + lane + kLanes * i;
-      next[i] = id < vocabulary ? z.logits[id] : from_float<T>(-INFINITY);
-    }
-  };
-  load(threadIdx.x / kLanes);
-  for_tiles(vocabulary, [&](int tile) {
-    float x[kIds], m = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < kIds; i++) {
-      x[i] = z.scaled(to_float(next[i]));
-      m = fmaxf(m, x[i]);
-    }
-    load(tile + kTilesAtATime);
-    for (int o = kLanes / 2; o > 0; o /= 2) m = fmaxf(m, __shfl_xor_sync(kAllLanes, m, o));
-    const float base = base_of_tile(m);
-    float sum = 0, weighted = 0;
-#pragma unroll
-    for (int i = 0; i < kIds; i++) add_to_tile(sum, weighted, x[i] - base);  // +0 behind the last
-    sum = tree(sum), weighted = tree(weighted);
-    if (lane == 0 && tile * kVocabTile < vocabulary) put(tile, m, sum, weighted);
-  });
-}
-
-// In every thread.  `sums`: the row's of VocabSums, or null.  Overwrites the numbers of tiles: `top` keeps those of
-// VocabSums.  Without kEntropy there is no weighted sum.
-template <bool kEntropy, class T>
-__device__ Distribution distribution(const Scaled<T>& z, int vocabulary, const float* sums) {
-  __shared__ float room[kWarps], totals[2];
-  const Tiles tiles(vocabulary);
-  float top = -INFINITY;
-  const auto put = [&](int tile, float m, float sum, float weighted) {
-    top = fmaxf(top, m);
-    tiles.top[tile] = m, tiles.sum[tile] = sum, tiles.weighted[tile] = weighted;
-  };
-  if (sums)
-    for (int t = threadIdx.x; t < tiles.count; t += kThreads) put(t, sums[3 * t], sums[3 * t + 1], sums[3 * t + 2]);
-  else
-    sum_tiles(z, vocabulary, put);
-  Distribution d{};
-  d.max = block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); });
-  float* const factor = kEntropy ? tiles.top : tiles.weighted;
-  for (int t = threadIdx.x; t < tiles.count; t += kThreads) {
-    const float below = tiles.top[t] - d.max;
-    if (kEntropy && tiles.sum[t] > 0) tiles.weighted[t] = fmaf(below, tiles.sum[t], tiles.weighted[t]);
-    factor[t] = exp_at_most_1(below);
-  }
-  __syncthreads();
-  if (threadIdx.x < (kEntropy ? 2 : 1)) {
-    const float* const parts = threadIdx.x ? tiles.weighted : tiles.sum;
-    float total = 0;
-#pragma unroll 8
-    for (int t = 0; t < tiles.count; t++) total = fmaf(parts[t], factor[t], total);
-    totals[threadIdx.x] = total;
-  }
-  __syncthreads();
-  d.sum = totals[0], d.weighted = kEntropy ? totals[1] : 0.f;
-  d.log_sum = log_f32(d.sum);
-  return d;
-}
-
-// Of VocabSums, or null: the numbers of a row.
-struct RowSums {
-  const float* tiles;
-  __device__ __forceinline__ const float* row(int64_t r, int vocabulary) const {
-    return tiles ? tiles + r * 3 * (ceil_div(vocabulary, kVocabTile) + 1) : nullptr;
-  }
-};
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
@@ -224,6 +42,10 @@ __global__ void __launch_bounds__(kThreads, 4)
 }
 
 // ---- losses
+
+struct ExpF32 {
+  __device__ float operator()(float x) const { return exp_f32(x); }
+};
 
 // In every thread: a row sum, sum = add(id, sum) being its step.
 template <class Add>
@@ -386,197 +208,6 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
   }
 }
 
-// ---- sampling
-
-__device__ float gumbel(uint32_t word) { return -log_f32(-log_f32(uniform_open(word))); }
-
-// What a draw must exceed, and which words cannot make it do so, whatever the logit: most are passed over without a
-// logarithm, and their logits unread.
-struct Bar {
-  float value = -INFINITY;  // what some id has reached
-  uint32_t least_word = 0;
-
-  // -log u >= 1 - u: the Gumbel number of u is at most g where 1 - u >= exp(-g).  The margins are for rounding.
-  __device__ void raise(float reached, float largest_logit) {
-    value = reached;
-    const float g = value - largest_logit - fmaf(1e-6f, fabsf(value), 0.01f);
-    if (g > 0.001f) least_word = static_cast<uint32_t>((1.f - exp_f32(-g)) * 0x1p32f) - 1024;
-  }
-};
-
-// The largest rank r of an element of type T for which enough(r), which is false above it and true below.
-template <class T, class Enough>
-__device__ uint64_t largest(Enough enough) {
-  uint64_t r = 0;
-  const auto search = [&](int last, int first) {
-    for (int bit = last; bit >= first; bit--) {
-      const uint64_t next = r | uint64_t{1} << bit;
-      if (enough(next)) r = next;
-    }
-  };
-  search(63, 64 - 8 * static_cast<int>(sizeof(T)));
-  if (sizeof(T) == 2 && !(r >> 63)) r |= uint64_t{0xffff} << 32;  // the rest of a negative number
-  r |= ~static_cast<uint32_t>(kMostIds - 1);                      // of any id
-  search(19, 0);
-  return r;
-}
-static_assert(kMostIds == 1 << 20);
-
-// The least rank of the top_k largest logits.  In every thread.
-template <class T>
-__device__ uint64_t least_of_largest(const T* logits, int vocabulary, int top_k) {
-  __shared__ int counts[kWarps];
-  return largest<T>([&](uint64_t r) {
-    int n = 0;
-    for (int i = threadIdx.x; i < vocabulary; i += kThreads) n += rank(to_float(logits[i]), i) >= r;
-    return block_reduce(n, counts, [](int a, int b) { return a + b; }) >= top_k;
-  });
-}
-
-// A thread reads and writes ids of its own.
-template <class T>
-__global__ void __launch_bounds__(kThreads, 4)
-    truncate_rows(T* __restrict__ logits, int vocabulary, float temperature, const Truncation keep) {
-  __shared__ float room[kWarps];
-  __shared__ uint64_t sums[kWarps];
-  T* const row = logits + int64_t{blockIdx.x} * vocabulary;
-  const Scaled<T> z{row, temperature};
-  const auto rank_at = [&](int i) { return rank(to_float(row[i]), i); };
-  float top = -INFINITY;
-  for (int i = threadIdx.x; i < vocabulary; i += kThreads) top = fmaxf(top, z.at(i));
-  top = block_reduce(top, room, [](float a, float b) { return fmaxf(a, b); });
-  const auto share = [&](int i) { return exp_at_most_1(z.at(i) - top); };
-  uint64_t least = keep.top_k > 0 && keep.top_k < vocabulary ? least_of_largest(row, vocabulary, keep.top_k) : 0;
-  if (keep.top_p < 1) {
-    const auto units = [&](uint64_t r) {
-      uint64_t sum = 0;
-      for (int i = threadIdx.x; i < vocabulary; i += kThreads)
-        if (rank_at(i) >= r) sum += static_cast<uint64_t>(share(i) * 0x1p40f);
-      return static_cast<double>(block_reduce(sum, sums, [](uint64_t a, uint64_t b) { return a + b; }));
-    };
-    const double goal = double{keep.top_p} * units(least);
-    least = largest<T>([&](uint64_t r) { return r <= least || units(r) >= goal; });
-  }
-  for (int i = threadIdx.x; i < vocabulary; i += kThreads)
-    if (rank_at(i) < least || share(i) < keep.min_p) row[i] = from_float<T>(-INFINITY);
-}
-
-// A warp has a run of ids: it counts them, then writes those that it has behind those of the warps before.
-template <class T>
-__global__ void __launch_bounds__(kThreads, 4)
-    list_rows(int32_t* __restrict__ ids, const T* __restrict__ logits, int vocabulary, int limit) {
-  __shared__ int counts[kWarps];
-  const T* const row = logits + int64_t{blockIdx.x} * vocabulary;
-  int32_t* const list = ids + int64_t{blockIdx.x} * (1 + limit);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int run = round_up(ceil_div(vocabulary, kWarps), 32), begin = warp * run, end = min(begin + run, vocabulary);
-  const auto kept = [&](int first) {
-    return __ballot_sync(kAllLanes, first + lane < end && to_float(row[first + lane]) > -INFINITY);
-  };
-  int own = 0;
-  for (int first = begin; first < end; first += 32) own += __popc(kept(first));
-  if (lane == 0) counts[warp] = own;
-  __syncthreads();
-  int place = 0, all = 0;
-  for (int w = 0; w < kWarps; w++) {
-    if (w < warp) place += counts[w];
-    all += counts[w];
-  }
-  for (int first = begin; first < end; first += 32) {
-    const unsigned set = kept(first);
-    const int at = place + __popc(set & ((1u << lane) - 1));
-    if (set >> lane & 1 && at < limit) list[1 + at] = first + lane;
-    place += __popc(set);
-  }
-  for (int i = all + threadIdx.x; i < limit; i += kThreads) list[1 + i] = -1;
-  if (threadIdx.x == 0) list[0] = all;
-}
-
-// Each id looks itself up.
-template <class T>
-__global__ void __launch_bounds__(kThreads, 4)
-    keep_rows(T* __restrict__ logits, const int32_t* __restrict__ ids, int vocabulary, int limit) {
-  T* const row = logits + int64_t{blockIdx.x} * vocabulary;
-  const int32_t* const list = ids + int64_t{blockIdx.x} * (1 + limit);
-  const int n = list[0];
-  for (int id = threadIdx.x; id < vocabulary; id += kThreads) {
-    int low = 0, high = n;  // the first that is not below it
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (list[1 + middle] < id)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    if (low == n || list[1 + low] != id) row[id] = from_float<T>(-INFINITY);
-  }
-}
-
-struct Choice {
-  int32_t* token;
-  float* logprob;
-  const int32_t* counter;  // [R, 3]
-  RowSums sums;
-  uint64_t key;
-  float temperature;
-};
-
-// A warp takes a tile, a lane four neighbouring ids of it: a block of philox has four words.  The tile of the largest
-// logit comes first, in every warp, so that the bar is high before the others are looked at.
-template <class T>
-__global__ void __launch_bounds__(kThreads, 4) draw(const T* __restrict__ logits, int vocabulary, Choice a) {
-  static_assert(kVocabTile == 32 * kEach);
-  __shared__ uint64_t best[kWarps];
-  __shared__ int peak;
-  const bool greedy = a.temperature == 0;
-  const Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, greedy ? 1.f : a.temperature};
-  const int32_t* const counter = a.counter + 3 * blockIdx.x;
-  const auto uid_low = static_cast<uint32_t>(counter[0]), uid_high = static_cast<uint32_t>(counter[1]);
-  const auto position = static_cast<uint32_t>(counter[2]);
-  const Distribution d = distribution<false>(z, vocabulary, a.sums.row(blockIdx.x, vocabulary));
-  const Tiles tiles(vocabulary);
-  uint64_t mine = 0;
-  Bar bar;  // of the warp
-  const auto take = [&](int tile) {
-    const int first = tile * kVocabTile + kEach * (threadIdx.x % 32);
-    const Some<T> x = some_of<T>(z.load(first, vocabulary));
-    const uint4 words = philox({static_cast<uint32_t>(first / 4), position, uid_low, uid_high}, a.key);
-    float reached = -INFINITY;
-#pragma unroll
-    for (int w = 0; w < kEach; w++) {
-      const uint32_t word = word_of(words, w);
-      if (first + w >= vocabulary || word < bar.least_word) continue;
-      float value = z.scaled(to_float(x.v[w]));
-      if (value + kMostGumbel < bar.value) continue;
-      if (!greedy) value += gumbel(word);
-      const uint64_t r = rank(value, first + w);
-      mine = r > mine ? r : mine;
-      reached = fmaxf(reached, value);
-    }
-    reached = warp_max(reached);
-    if (reached > bar.value) bar.raise(reached, d.max);
-  };
-  if (threadIdx.x == 0) peak = 0;
-  __syncthreads();
-  for (int t = threadIdx.x; t < tiles.count; t += kThreads)
-    if (tiles.top[t] == d.max) atomicMax(&peak, t);
-  __syncthreads();
-  const int highest = peak;
-  take(highest);
-  const auto wins = [&](float top) { return greedy ? top == d.max : top + kMostGumbel >= bar.value; };
-  for (int begin = threadIdx.x / 32 * 32; begin < tiles.count; begin += kThreads) {
-    const int own = begin + threadIdx.x % 32;
-    const float top = own < tiles.count && own != highest ? tiles.top[own] : -INFINITY;
-    for (unsigned left = __ballot_sync(kAllLanes, wins(top)); left; left &= left - 1) {
-      const int lane = __ffs(static_cast<int>(left)) - 1;
-      if (wins(__shfl_sync(kAllLanes, top, lane))) take(begin + lane);
-    }
-  }
-  mine = block_reduce(mine, best, [](uint64_t x, uint64_t y) { return x > y ? x : y; });
-  const int id = static_cast<int>(0xffffffffu - static_cast<uint32_t>(mine));
-  if (threadIdx.x == 0) a.token[blockIdx.x] = id, a.logprob[blockIdx.x] = greedy ? 0 : d.logprob(z.at(id));
-}
-
 // ---- what two distributions have in common
 
 struct Overlap {
@@ -636,18 +267,6 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
   if (threadIdx.x == 0) a.overlap[r] = 1.f - total;
   if (threadIdx.x == (a.top_k ? 0 : 1)) a.mass[r] = a.top_k ? chain : 1.f - total;
-}
-
-// In f32 they are ignored.
-template <class T>
-RowSums sums_of(const Tensor& tiles) {
-  return {std::is_same_v<T, bf16> && tiles ? tiles.as<float>() : nullptr};
-}
-
-int64_t rows_of(const char* op, const Tensor& logits) {
-  expect(logits.shape[1] > 0 && logits.shape[1] <= kMostIds, op, ": logits ", logits, " have more than the ", kMostIds,
-         " columns whose sums fit in shared memory");
-  return logits.shape[0];
 }
 
 }  // namespace
@@ -712,58 +331,6 @@ void logits_loss(const LogitsLoss& a, Stream stream) {
                            .vocabulary = static_cast<int>(a.logits.shape[1])};
     launch(op, spec.centring.on ? loss<T, true> : loss<T, false>,
            {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(a.logits.shape[1])}, stream, args);
-  });
-}
-
-void truncate(const Truncate& a, Stream stream) {
-  const char* op = "truncate";
-  const int64_t rows = rows_of(op, a.logits), vocabulary = a.logits.shape[1];
-  if (rows == 0) return;
-  with_act(op, a.logits, [&](auto type) {
-    using T = decltype(type);
-    launch(op, truncate_rows<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.logits.as<T>(), vocabulary,
-           a.temperature, a.keep);
-  });
-}
-
-void list_kept(const ListKept& a, Stream stream) {
-  const char* op = "list_kept";
-  const int64_t rows = rows_of(op, a.logits), vocabulary = a.logits.shape[1];
-  if (rows == 0) return;
-  with_act(op, a.logits, [&](auto type) {
-    using T = decltype(type);
-    launch(op, list_rows<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.ids.as<int32_t>(),
-           a.logits.as<T>(), vocabulary, a.ids.shape[1] - 1);
-  });
-}
-
-void keep_listed(const KeepListed& a, Stream stream) {
-  const char* op = "keep_listed";
-  const int64_t rows = rows_of(op, a.logits), vocabulary = a.logits.shape[1];
-  if (rows == 0) return;
-  with_act(op, a.logits, [&](auto type) {
-    using T = decltype(type);
-    launch(op, keep_rows<T>, {.grid = blocks(op, rows, 1), .block = kThreads}, stream, a.logits.as<T>(),
-           a.ids.as<int32_t>(), vocabulary, a.ids.shape[1] - 1);
-  });
-}
-
-void sample(const Sample& a, Stream stream) {
-  const char* op = "sample";
-  const int64_t rows = rows_of(op, a.logits), vocabulary = a.logits.shape[1];
-  if (rows == 0) return;
-  const Choice c{.token = a.token.as<int32_t>(),
-                 .logprob = a.logprob.as<float>(),
-                 .counter = a.counter.as<int32_t>(),
-                 .sums = {},
-                 .key = a.key,
-                 .temperature = a.temperature};
-  with_act(op, a.logits, [&](auto type) {
-    using T = decltype(type);
-    Choice choice = c;
-    choice.sums = sums_of<T>(a.tiles);
-    launch(op, draw<T>, {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(vocabulary)}, stream,
-           a.logits.as<T>(), vocabulary, choice);
   });
 }
 

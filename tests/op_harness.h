@@ -214,7 +214,7 @@ class OpRun : public cases::Operands {
   void bound(const Tensor& t, double b) { bound(name(t), b); }
   std::map<std::string, std::vector<double>> bounds;
 
-  // Nothing was written beside a tensor.
+  // False: something was written beside a tensor.
   bool zones_intact() const {
     return std::all_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) { return b.zones_intact(); });
   }

@@ -294,7 +294,7 @@ TEST(VocabSums, Draws) {
   });
 }
 
-// Of the largest logits, in several tiles, the first.
+// The lowest id wins if the largest logit stands in several tiles.
 TEST(VocabSums, GreedyTakesTheLowestId) {
   Row row = logits_of("p", 1000, 0);
   for (size_t id : {5, 131, 200, 700, 999}) row[id] = 21;

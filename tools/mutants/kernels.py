@@ -98,7 +98,7 @@ COMPILED = {"attention.cuh": "attention_fwd.cu", "attention_mma.cuh": "attention
             "attention_wgmma.cuh": "attention_fwd.cu", "attention_bwd.cuh": "attention_bwd.cu",
             "attention_bwd_wgmma.cuh": "attention_bwd.cu", "fragment.cuh": "attention_fwd.cu",
             "compression.cuh": "compression_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu",
-            "ring.cuh": "linear.cu",
+            "ring.cuh": "linear.cu", "logits.cuh": "logits.cu", "vocab.cuh": "linear.cu",
             "runtime/common.cuh": "linear.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")
