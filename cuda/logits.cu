@@ -1,8 +1,7 @@
 // Ops on logits: log-probs, overlaps and losses (ops/logits.h: Logprob, OverlapProbs, LogitsLoss), and the sums of
 // tiles where the product of the LM head has not made them.
 //
-// logits [R, V] act, overwritten by their gradient in logits_loss; per row a log-prob, an entropy and losses, f32,
-// overwritten.
+// logits [R, V] act, overwritten by their gradient in logits_loss; per row log-prob, entropy and losses, f32, out.
 //
 // Order: list.h's of sums over the vocabulary (logits.cuh), so the log-prob of a token has the same bits in all of
 // them, and in f32 those of the `cpu` table.

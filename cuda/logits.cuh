@@ -1,9 +1,9 @@
-// Rows of logits for the ops on them (logits.cu, sample.cu): their distribution, by the tiles of list.h, and their order
-// by size.  A thread block works on a row.  V is 2^20 at most: the sums of all tiles of a row lie in shared memory.
+// Rows of logits for the ops on them (logits.cu, sample.cu): their distribution, by the tiles of list.h, and their
+// order by size.  A block works on a row.  V is 2^20 at most: the sums of all tiles of a row lie in shared memory.
 //
-// The product of the LM head has summed up the tiles of 128 ids (VocabSums); else half a warp does a tile, lane j the ids
-// j + 16 i.  Exponentials are relative to the tile's maximum, so one pass over the logits gives both.  Then all threads
-// compute the factors that make the sums of tiles relative to the maximum of the row, and two lanes add them up.
+// The product of the LM head has summed up the tiles of 128 ids (VocabSums); else half a warp does a tile, lane j the
+// ids j + 16 i.  Exponentials are relative to the tile's maximum, so one pass over the logits gives both.  Then all
+// threads compute the factors that make the sums relative to the maximum of the row, and two lanes add them.
 #pragma once
 #include <type_traits>
 
@@ -137,8 +137,8 @@ __device__ __forceinline__ void sum_tiles(const Scaled<T>& z, int vocabulary, Pu
   });
 }
 
-// In every thread.  `sums`: the row's of VocabSums, or null.  Overwrites the numbers of tiles: `top` keeps those of
-// VocabSums.  Without kEntropy there is no weighted sum.
+// In every thread.  `sums`: the row's of VocabSums, or null.  Overwrites the numbers of tiles.  Without kEntropy there
+// is no weighted sum, and `top` keeps the maximum of each tile.
 template <bool kEntropy, class T>
 __device__ Distribution distribution(const Scaled<T>& z, int vocabulary, const float* sums) {
   __shared__ float room[kWarps], totals[2];
@@ -174,7 +174,7 @@ __device__ Distribution distribution(const Scaled<T>& z, int vocabulary, const f
   return d;
 }
 
-// Of VocabSums, or null: the numbers of a row.
+// The rows of VocabSums; null: the ops sum up the tiles themselves.
 struct RowSums {
   const float* tiles;
   __device__ __forceinline__ const float* row(int64_t r, int vocabulary) const {
@@ -211,7 +211,7 @@ __device__ uint64_t least_of_largest(const T* logits, int vocabulary, int top_k)
   });
 }
 
-// In f32 they are ignored.
+// VocabSums for kernels of type T: f32 ignores them.
 template <class T>
 RowSums sums_of(const Tensor& tiles) {
   return {std::is_same_v<T, bf16> && tiles ? tiles.as<float>() : nullptr};

@@ -1,14 +1,13 @@
 // Draws from logits, and what they are drawn from (ops/logits.h: Sample, Truncate, ListKept, KeepListed).
 //
-// logits [R, V] act, in place where they are truncated; per row a token and its log-prob, f32, or a list of ids,
-// overwritten.
+// logits [R, V] act, truncated in place; per row a token and its log-prob, f32, or a list of ids, overwritten.
 //
 // Order: the log-prob of a token is that of logits.cuh.  The largest sum of z and Gumbel number, and the integers that
 // top_p adds up, have no order.
 //
-// Bytes: with VocabSums 12 a tile, and the logits of tiles that can win; else logits once more; lists twice; 36 times in
-// bf16 for each of top_k and top_p (from L2 for the most part).  Limited by the exponentials, with few rows by the chains
-// of sums, V / 128 additions long.
+// Bytes: with VocabSums 12 a tile, and the logits of tiles that can win; else logits once more; lists twice; 36 times
+// in bf16 for each of top_k and top_p (from L2 for the most part).  Limited by the exponentials, with few rows by the
+// chains of sums, V / 128 additions long.
 #include "logits.cuh"
 #include "rng.cuh"
 
@@ -18,8 +17,8 @@ namespace {
 
 __device__ float gumbel(uint32_t word) { return -log_f32(-log_f32(uniform_open(word))); }
 
-// What a draw must exceed, and which words cannot make it do so, whatever the logit: most are passed over without a
-// logarithm, and their logits unread.
+// The bar that a draw must clear, and the least random word that can, whatever the logit: most words are passed over
+// without a logarithm.
 struct Bar {
   float value = -INFINITY;  // what some id has reached
   uint32_t least_word = 0;

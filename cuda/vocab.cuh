@@ -8,8 +8,7 @@ namespace pare::PARE_CUDA {
 // Exponentials of a tile whose largest z is m are relative to this: exp(-infinity - 0) is +0, so a tile of -infinity
 // adds nothing.
 __device__ __forceinline__ float base_of_tile(float m) { return m == -INFINITY ? 0.f : m; }
-// A term of the two sums: `below` is z less that, 0 at most.  Where exp(below) is +0 its product with a floored number
-// is, so -infinity adds nothing.
+// Adds an id to both sums.  `below`, z less the base, is 0 at most.  It is floored, so that -infinity adds 0, not NaN.
 __device__ __forceinline__ void add_to_tile(float& sum, float& weighted, float below) {
   below = floored(below);
   const float e = exp_of_floored(below);
