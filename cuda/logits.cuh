@@ -1,5 +1,5 @@
-// Rows of logits for the ops on them (logits.cu, sample.cu): their distribution, by the tiles of list.h, and their
-// order by size.  A block works on a row.  V is 2^20 at most: the sums of all tiles of a row lie in shared memory.
+// Rows of logits for the ops on them (logits.cu, logits_sample.cu): distribution, by the tiles of list.h, and order by
+// size.  A block works on a row.  V is 2^20 at most: the sums of all tiles of a row lie in shared memory.
 //
 // The product of the LM head has summed up the tiles of 128 ids (VocabSums); else half a warp does a tile, lane j the
 // ids j + 16 i.  Exponentials are relative to the tile's maximum, so one pass over the logits gives both.  Then all
