@@ -15,6 +15,7 @@
 #include <iterator>
 #include <mutex>
 #include <regex>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,9 @@ inline std::filesystem::path program_path() {
 
 inline std::string read_text(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::ostringstream text;  // which, unlike an iterator, does not throw when a process of /proc ends meanwhile
+  text << in.rdbuf();
+  return text.str();
 }
 
 // Returns text of the log as one line: where lines wrap depends on the names of the machine.

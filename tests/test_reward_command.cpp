@@ -83,6 +83,9 @@ const char* const kNoteStart = "echo $$ >> \"$dir/started\"\n";
 const char* const kEcho =
     "while read -r line; do n=${line##* }; echo \"{\\\"score\\\": ${n%\\}}, \\\"extracted\\\": \\\"<$n>\\\"}\"; done";
 
+// As is one of a process that ends meanwhile: runs() reads those.
+TEST(ReadText, AFileThatFailsIsEmpty) { EXPECT_EQ(read_text("/proc/self/mem"), ""); }
+
 TEST_F(RewardCommands, AnswersAreInOrderOnAnyNumberOfThreads) {
   std::vector<std::string> lines;
   for (int i = 0; i < 300; i++) lines.push_back(cat("{\"n\": ", i, "}"));

@@ -14,6 +14,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,7 +41,9 @@ std::string stopped_ranks() {
   };
   const auto read = [](const fs::path& path) {
     std::ifstream in(path, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(in), {});
+    std::ostringstream text;  // which, unlike an iterator, does not throw when the process ends meanwhile
+    text << in.rdbuf();
+    return text.str();
   };
   const auto job = [&](const std::string& environment, const std::string& parent) {
     const std::string space = value(environment, "PMIX_NAMESPACE");
