@@ -173,10 +173,12 @@ TEST(EmuMachine, EveryTileHasTheBitsOfMmaSync) {
       t.table.linear_fwd({y, x, t.weight("w", columns, k), {}, r, t.parts(n, columns, k)}, {});
     });
   }
-  for (const auto& [tile, only] : {std::pair{WgmmaTile{64, 128}, false},
-                                   {WgmmaTile{128, 128}, true},
-                                   {WgmmaTile{128, 256}, false},
-                                   {WgmmaTile{128, 256}, true}}) {
+  for (const auto& head : {std::pair{WgmmaTile{64, 128}, false},
+                           {WgmmaTile{128, 128}, true},
+                           {WgmmaTile{128, 256}, false},
+                           {WgmmaTile{128, 256}, true}}) {
+    const WgmmaTile tile = head.first;
+    const bool only = head.second;
     SCOPED_TRACE(cat("head, ", tile.rows, " x ", tile.columns));
     // The last tile is nearly full, or no more than half.
     const int64_t n = tile.rows - 1, columns = only ? 16 * tile.columns - 136 : 3 * tile.columns - 8, k = 72;
