@@ -43,6 +43,7 @@ COLUMNS = {
     "generated": ("generated tokens, M", 1e-6, "%.3f"), "trained": ("rows of the learner, M", 1e-6, "%.3f"),
     "loss": ("tokens in the loss, M", 1e-6, "%.3f"), "rollout": ("rollout, TFLOP", 1e-3, "%.3f"),
     "learner": ("learner, TFLOP", 1e-3, "%.3f"), "step": ("step", 1, "%.0f"),
+    "mismatch": ("tokens with another log-prob", 1, "%.0f"),
     "kept": ("fraction of the response that is replayed", 1, "%.1f"),
 }
 COSTS = {"generated": "generated tokens", "learner": "learner FLOPs"}
