@@ -67,6 +67,8 @@ struct Parameter {
 // o, post-attention norm, gate, up, down; final norm; lm_head unless tied.
 std::vector<Parameter> parameters(const ModelConfig& config);
 
+// A source of one tensor: writes elements [begin, begin + count) to `out`.
+using TensorReader = std::function<void(int64_t begin, int64_t count, float* out)>;
 // A source of parameters: writes elements [begin, begin + count) of parameters(config)[parameter] to `out`.  Loading,
 // copying and saving a model so need a second copy of a piece of it only.
 using ParameterReader = std::function<void(size_t parameter, int64_t begin, int64_t count, float* out)>;

@@ -5,7 +5,6 @@
 #include <optional>
 #include <span>
 
-#include "model/hf/safetensors.h"
 #include "model/pass.h"
 #include "ops/options.h"
 

@@ -635,7 +635,7 @@ TEST(ConfigCheck, LogprobsAreCheckedWhereTheyCanBeEqual) {
     EXPECT_FALSE(checks({run})) << run;
     EXPECT_TRUE(checks({run, "learner.attention=replay"})) << run;
     EXPECT_TRUE(checks({run, "learner.attention=replay", "rollout.check_exact=true"})) << run;
-    EXPECT_TRUE(checks({run, "naive-sparse", "learner.attention=replay"})) << run;
+    EXPECT_TRUE(checks({run, "replay"})) << run;
     EXPECT_FALSE(checks({run, "rollout.check_exact=false", "learner.attention=replay"})) << run << ": set by hand";
     EXPECT_TRUE(checks({run, "rollout.check_exact=false", "rollout.check_exact=auto", "learner.attention=replay"}));
   }

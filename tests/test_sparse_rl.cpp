@@ -66,6 +66,18 @@ INSTANTIATE_TEST_SUITE_P(Presets, Sparse,
                            return name;
                          });
 
+TEST(SparseRl, TheReplayPresetIsExact) {
+  for (const Keys& keys : {quest, rkv}) {
+    TrainingRun run(with_preset("replay", keys + Keys{"rollout.check_exact=auto"}));
+    for (int i = 0; i < 2; i++) {
+      const Metrics m = run.step();
+      EXPECT_EQ(m.get("exact/mismatch_tokens"), 0);
+      EXPECT_GT(m.get("exact/checked_tokens"), 100);
+      EXPECT_GT(m.get("kv/tokens_saved/read"), 0);
+    }
+  }
+}
+
 // The presets of policies as published, on 4 tokens: SnapKV compresses the prompt once, TOVA at every token.
 TEST(SparseRl, PublishedPoliciesTrain) {
   for (const char* preset : {"kv-snapkv", "kv-tova"}) {

@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/tensor.h"
+#include "model/config.h"
 
 namespace pare {
 
@@ -47,8 +48,7 @@ class SafetensorsFile {
   std::unordered_map<std::string, size_t> index_;
 };
 
-// Writes elements [begin, begin + count) of a tensor to `out`.
-using TensorReader = std::function<void(int64_t begin, int64_t count, float* out)>;
+// Reads from an array, which must outlive the reader.
 TensorReader values_at(const float* data);
 
 struct NamedTensor {

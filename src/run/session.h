@@ -1,19 +1,15 @@
-// Components of a run: the model on its device, the task, the tokenizer.  Built from a configuration; everything that
+// Components of a run: an engine (the model on its device) and its data, built from a configuration.  Everything that
 // can be wrong with files and sizes is found here, before the first step.
 #pragma once
 #include <algorithm>
 #include <memory>
 #include <optional>
 
-#include "data/reward_command.h"
-#include "data/task.h"
 #include "model/hf/peft.h"
 #include "model/learner.h"
 #include "rl/metrics.h"
 #include "rollout/rollout.h"
-#include "run/config.h"
-#include "run/stop.h"
-#include "tokenizer/chat.h"
+#include "run/data.h"
 
 namespace pare {
 
@@ -53,30 +49,13 @@ struct Engine {
   std::unique_ptr<Model> sparse;       // of distillation; absent: there is none
 };
 
-// The format of text prompts; plain of the task ssa.
-ChatFormat chat_format(const Config& config);
-
-struct Session : Engine {
+struct Session : Engine, Data {
   // A model that is not `trainable` takes less memory.  Without limits each arena may take all that the table's memory
   // has.  Without `data` there are neither tokenizer nor problems: for plans, on table_null.  All ranks of `comm` make
   // the same sessions.
   explicit Session(const Config& config, const Table& table = table_cpu, bool trainable = true,
                    const std::optional<ArenaLimits>& limits = {}, bool data = true, Comm& comm = world());
 
-  const Task& training_task() const;  // train; an Error naming data.train_files where there is none
-
-  // Returns the ids of the problem, or of its conversation in the chat format of the run.  Throws an Error if they are
-  // more than data.max_prompt_length.
-  std::vector<int32_t> encode_prompt(const Problem& problem) const;
-  // Returns the ids that the problem's row teaches: its completion as it stands, or its reply as the chat format
-  // renders that after the prompt, and EOS.
-  std::vector<int32_t> encode_completion(const Problem& problem, const std::string& text) const;
-  // Keeps the rows of `task` that fit.  `excess` returns how a row is too long ("the prompt has 7 tokens, data.max_...
-  // is 5"), or an empty text.  Throws at the first such row; with data.filter_overlong_prompts it is left out, and
-  // `notes` has their number.
-  void keep_fitting(Task& task, const std::function<std::string(const Problem&)>& excess);
-  std::string response_text(const Completion& completion) const;  // of text_tokens()
-  Reward reward(const Task& task, const Problem& problem, const Completion& completion) const;
   // Grades all responses, in order, in parallel; the completions' requests index `problems`.  Ranks share
   // the work, as they do that of Rollout::generate; all get the rewards.
   std::vector<Reward> rewards(const Task& task, std::span<const Problem> problems,
@@ -92,26 +71,12 @@ struct Session : Engine {
 
   const Config config;
   Ledger ledger;
-  std::unique_ptr<Tokenizer> tokenizer;           // absent: without data
-  ChatFormat chat;                                // of text prompts
-  std::shared_ptr<RewardCommand> reward_command;  // of data.reward = "command:..."; absent: another one
-  std::unique_ptr<Task> train, val;               // absent: without data; jsonl without train_files, without val_files
-  int64_t left_out = 0;                           // rows of train_files, by data.filter_overlong_prompts
-  std::vector<std::string> notes;                 // on the data and how responses end, for the user
   ModelConfig model_config;
-  std::vector<int32_t> eos;  // any of them ends a response; the first is the tokenizer's, where it is one of them
-
-  Stop stop;         // other ends of a response
-  int32_t end = -1;  // ends a completion that is given as a text: eos[0], or the end of a turn if it is a stop token
-
   DType weights_dtype = DType::f32;  // of the files that the run starts from; f32: random weights, several types
   uint64_t initial_weights = 0;      // a hash of the parameters that the run starts from; 0 while planning
   uint64_t base_weights = 0;         // the same of those of the model, without adapters
 
  private:
-  void read_data();
-  std::string reply_text(const Problem& problem) const;
-  std::vector<int32_t> prompt_of_any_length(const Problem& problem) const;
   void check_prompts();
 };
 
@@ -128,30 +93,5 @@ ModelConfig read_model_config(const ModelKeys& keys);
 size_t response_memory(const Config& config);
 // Throws Error(memory) if `memory` is less.
 void check_response_memory(const Config& config, size_t memory = machine_memory());
-
-// Rows of a data set in the order of training: epoch after epoch, each shuffled by (seed, epoch).
-class PromptStream {
- public:
-  PromptStream(int64_t rows, bool shuffle, uint64_t seed);
-  struct Row {
-    int64_t epoch, row;
-  };
-  Row next();
-
-  struct Cursor {
-    int64_t epoch = 0, next = 0;  // next: rows of the epoch that were given out
-    bool operator==(const Cursor&) const = default;
-  };
-  Cursor cursor() const { return {epoch_, next_}; }
-  void seek(const Cursor& cursor);
-
- private:
-  void start_epoch();
-  const int64_t rows_;
-  const bool shuffle_;
-  const uint64_t seed_;
-  int64_t epoch_ = 0, next_ = 0;
-  std::vector<int64_t> order_;
-};
 
 }  // namespace pare
