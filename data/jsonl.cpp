@@ -65,7 +65,8 @@ const Json* find(const Json& row, const std::string& path) {
     const size_t end = std::min(path.find('.', begin), path.size());
     const auto it = value->is_object() ? value->find(path.substr(begin, end - begin)) : value->end();
     if (!value->is_object() || it == value->end()) return nullptr;
-    value = &*it, begin = end + 1;
+    value = &*it;
+    begin = end + 1;
   }
   return value;
 }
@@ -84,8 +85,10 @@ Json from_sharegpt(const Json& list) {
     if (role == roles.end() || !message.contains("value") || !message["value"].is_string())
       fail("turn ", messages.size() + 1, " is ", turn.dump().substr(0, 100),
            ", expected {\"from\": \"human\", \"gpt\" or \"system\", \"value\": TEXT}");
-    message["role"] = role->second, message["content"] = turn["value"];
-    message.erase("from"), message.erase("value");
+    message["role"] = role->second;
+    message["content"] = turn["value"];
+    message.erase("from");
+    message.erase("value");
     messages.push_back(std::move(message));
   }
   return messages;

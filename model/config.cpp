@@ -17,8 +17,12 @@ static double yarn_ramp(const ModelConfig& c, double i) {
            (2 * std::log(c.rope_theta));
   };
   double low = pair_of(r.beta_fast), high = pair_of(r.beta_slow);
-  if (r.truncate) low = std::floor(low), high = std::ceil(high);
-  low = std::max(low, 0.0), high = std::min(high, d - 1);
+  if (r.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, d - 1);
   if (low == high) high += 0.001;
   return std::clamp((i - low) / (high - low), 0.0, 1.0);
 }

@@ -332,8 +332,10 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
 std::vector<int> Learner::shards_of(const std::vector<Group>& groups) const {
   std::vector<int64_t> flops;
   std::vector<int> shards;
-  for (const Group& g : groups)
-    flops.push_back(group_flops(model_.config, g, 0)), shards.push_back(static_cast<int>(g.shard));
+  for (const Group& g : groups) {
+    flops.push_back(group_flops(model_.config, g, 0));
+    shards.push_back(static_cast<int>(g.shard));
+  }
   return options_.balance ? deal(flops, options_.shards) : shards;
 }
 
@@ -488,8 +490,12 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
   TokenOuts own = logprobs(model, arena, part.groups, nullptr, temperature, options, states);
   put(out, own, part);
   const auto rows = static_cast<size_t>(out.offsets.back());
-  out.logprob.resize(rows), out.entropy.resize(rows);
-  if (states) out.overlap.resize(rows), out.mass.resize(rows);
+  out.logprob.resize(rows);
+  out.entropy.resize(rows);
+  if (states) {
+    out.overlap.resize(rows);
+    out.mass.resize(rows);
+  }
   gather(comm, out, of_members(groups, rank_of));
   return out;
 }
@@ -529,7 +535,8 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
         if (states) {
           sampler_pairs =
               upload_pairs(model, arena, "sampler_pairs", sampler_rows(batch, groups), options.logits_chunk);
-          overlap = arena.alloc("overlap", model.stat, {rows}), mass = arena.alloc("mass", model.stat, {rows});
+          overlap = arena.alloc("overlap", model.stat, {rows});
+          mass = arena.alloc("mass", model.stat, {rows});
         }
         for_chunks(rows, options.logits_chunk, [&](int64_t first, int64_t n) {
           const ArenaScope chunk(arena);

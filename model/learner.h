@@ -108,7 +108,10 @@ class Learner {
   const Parameters& trained() const { return trained_; }
   int64_t steps() const { return steps_; }
   int64_t skipped() const { return skipped_; }  // updates dropped in a row, up to now
-  void set_steps(int64_t steps, int64_t skipped) { steps_ = steps, skipped_ = skipped; }
+  void set_steps(int64_t steps, int64_t skipped) {
+    steps_ = steps;
+    skipped_ = skipped;
+  }
   DType moments() const { return m_.dtype; }
   void get_moment(Moment moment, int64_t begin, int64_t count, float* out) const;
   void set_moment(Moment moment, int64_t begin, int64_t count, const TensorReader& read);

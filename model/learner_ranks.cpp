@@ -69,7 +69,9 @@ void Learner::add_shards_by_machine() {
     std::vector<int64_t> place(ranks), sent(ranks), received(ranks);  // of the sums
     int64_t all = 0;
     for (size_t q = own % near; q < ranks; q += near) {
-      place[q] = all, sent[q] = blocks * counts[q], received[q] = blocks * counts[own];
+      place[q] = all;
+      sent[q] = blocks * counts[q];
+      received[q] = blocks * counts[own];
       all += sent[q];
     }
     const Tensor sums = activations_.alloc("sums of blocks", model_.stat, {all});
@@ -77,9 +79,11 @@ void Learner::add_shards_by_machine() {
     for (size_t q = own % near; q < ranks; q += near) {
       const ArenaScope of_machine(activations_);
       std::vector<int64_t> to(ranks), out(ranks), in(ranks);
-      for (size_t i = 0; i < near; i++)
-        to[begin + i] = first[q - own % near + i], out[begin + i] = counts[q - own % near + i],
-                   in[begin + i] = counts[q];
+      for (size_t i = 0; i < near; i++) {
+        to[begin + i] = first[q - own % near + i];
+        out[begin + i] = counts[q - own % near + i];
+        in[begin + i] = counts[q];
+      }
       const Tensor shards = all_to_all("gradients of shards", flat_, to, out, in);
       for (int64_t s = 0, n = counts[q]; n > 0 && s < shards.size() / n; s++)
         device.accumulate({.y = sums.rows(place[q] + s / kShardBlock * n, n), .x = shards.rows(s * n, n)});

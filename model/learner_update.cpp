@@ -84,7 +84,8 @@ double Learner::step(const AdamWOptions& o) {
   double norm = gradient_norm();
   if (model_.stat == DType::f32) {
     const auto narrow = static_cast<float>(norm);
-    device.upload({norm_, &narrow}), norm = narrow;
+    device.upload({norm_, &narrow});
+    norm = narrow;
   } else {
     device.upload({norm_, &norm});
   }
@@ -97,7 +98,8 @@ double Learner::step(const AdamWOptions& o) {
     drop_gradients();
     return norm;
   }
-  steps_++, skipped_ = 0;
+  steps_++;
+  skipped_ = 0;
   for (const ParameterBlock& b : own_)
     device.adamw({.p = b.vector ? b.vector : b.weight.packed,
                   .m = own(b, m_),
@@ -133,7 +135,8 @@ void Learner::set_moment(Moment moment, int64_t begin, int64_t count, const Tens
   expect(all.dtype != DType::f64, "optimizer states are saved in f32 or bf16");
   constexpr int64_t kPiece = 1 << 18;
   const int64_t skipped = std::max<int64_t>(0, trained_.own_begin() - begin);
-  begin += skipped - trained_.own_begin(), count = std::min(count - skipped, trained_.own() - begin);
+  begin += skipped - trained_.own_begin();
+  count = std::min(count - skipped, trained_.own() - begin);
   if (count <= 0) return;
   std::vector<float> host(static_cast<size_t>(std::min(count, kPiece)));
   std::vector<uint16_t> narrow(all.dtype == DType::bf16 ? host.size() : 0);

@@ -89,7 +89,10 @@ AdapterViews Adapters::views(size_t layer, const Tensor& flat) const {
     return flat.rows(b.offset, b.size()).matrix(b.weight.inputs());
   };
   for (int p = 0; p < kProjections; p++)
-    if (spec.targets[p]) g[p].a = next(), g[p].b = next();
+    if (spec.targets[p]) {
+      g[p].a = next();
+      g[p].b = next();
+    }
   return g;
 }
 

@@ -147,7 +147,10 @@ std::vector<MicroBatch> plan_micro_batches(const std::vector<Group>& groups, int
       int64_t part = 0;
       for (size_t m = 0; m < groups[g].members.size(); m++) {
         const int64_t own = static_cast<int64_t>(groups[g].members[m].tokens.size()) - 1;
-        if (batch.parts.empty() || part + own > max_rows) batch.parts.push_back({m, m}), part = 0;
+        if (batch.parts.empty() || part + own > max_rows) {
+          batch.parts.push_back({m, m});
+          part = 0;
+        }
         batch.parts.back().second = m + 1;
         part += own;
       }
@@ -169,7 +172,9 @@ namespace {
 // `longest`: tokens of the longest sequence.
 PackedBatch batch_of(int64_t rows, int64_t segments, int64_t loss_rows, int64_t longest) {
   PackedBatch b;
-  b.ids.resize(rows), b.pos.resize(rows), b.of_prefix.resize(rows);
+  b.ids.resize(rows);
+  b.pos.resize(rows);
+  b.of_prefix.resize(rows);
   b.loss_rows.resize(loss_rows);
   b.traces.resize(segments);
   b.segments.assign(segments, {static_cast<int32_t>(rows) - 1, 1, 0, 0});

@@ -40,7 +40,10 @@ void Parameters::complete(Arena& weights, bool trainable) {
   if (trainable && dtype == DType::bf16) master = weights.alloc("master parameters", stat, {own()});
   int64_t largest = 0, longest = 0;
   for (const ParameterBlock& b : blocks)
-    if (!b.vector) largest = std::max(largest, b.size()), longest = std::max(longest, b.weight.inputs());
+    if (!b.vector) {
+      largest = std::max(largest, b.size());
+      longest = std::max(longest, b.weight.inputs());
+    }
   // Two rows more than what is moved at a time, which may begin and end within one.
   staging_ = weights.alloc("staging", dtype, {std::min(largest, kPiece) + 2 * longest});
   if (trainable) hashes_ = weights.alloc("hashes", DType::i32, {std::min(kHashRuns, size() / kHashRun + 1), 2});
@@ -66,7 +69,10 @@ void Parameters::set_parameters(const ParameterReader& read, bool in_parts) {
   // Elements of `host` from `begin` on in the order of the layout, to `t` and to the master.
   const auto upload = [&](const Tensor& t, int64_t begin) {
     const void* from = host.data();
-    if (dtype == DType::f64) wide.assign(host.begin(), host.end()), from = wide.data();
+    if (dtype == DType::f64) {
+      wide.assign(host.begin(), host.end());
+      from = wide.data();
+    }
     if (dtype == DType::bf16) {
       narrow.resize(host.size());
       std::transform(host.begin(), host.end(), narrow.begin(), f32_to_bf16);

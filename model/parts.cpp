@@ -27,7 +27,8 @@ std::vector<ParameterBlock> blocks_between(const std::vector<ParameterBlock>& bl
     part.push_back(b);
     if (b.vector) continue;
     ParameterBlock& p = part.back();
-    p.offset = first, p.weight.count = (last - first) / b.weight.inputs();
+    p.offset = first;
+    p.weight.count = (last - first) / b.weight.inputs();
     p.weight.packed = b.weight.packed.rows((first - b.offset) / b.run(), weight_panels(p.weight.count));
     p.place = place_of({b}, first, 0);
   }
@@ -51,7 +52,8 @@ bool PartReader::round(const Question& own, float* out) {
   for (Question& q : asked) received.push_back({&q, sizeof q});
   comm_.exchange(sent, received);
   std::vector<std::vector<float>> parts(ranks);
-  sent.assign(ranks, {}), received.assign(ranks, {});
+  sent.assign(ranks, {});
+  received.assign(ranks, {});
   const auto overlap = [&](const Question& q, size_t rank) {
     const std::vector<int64_t>& cuts = arrays_[q.array].cuts;
     const int64_t begin = std::max(q.begin, cuts[rank]);
@@ -98,7 +100,8 @@ std::vector<int> deal(const std::vector<int64_t>& costs, int64_t shards) {
   std::vector<int64_t> load(static_cast<size_t>(shards));
   for (const size_t i : order) {
     const auto least = std::min_element(load.begin(), load.end());
-    *least += costs[i], by_cost[i] = static_cast<int>(least - load.begin());
+    *least += costs[i];
+    by_cost[i] = static_cast<int>(least - load.begin());
   }
   return largest(by_cost) <= largest(in_turn) ? by_cost : in_turn;
 }

@@ -187,7 +187,10 @@ void Pass::attend(int layer, const Rotation& rotation, const Tensor& q, const Te
          .last_blocks = reads.last_blocks,
          .kind = reads.kind});
   }
-  args.pairs = chosen_->pairs, args.blocks = lists, args.budget = chosen_->budget, args.block = reads.block;
+  args.pairs = chosen_->pairs;
+  args.blocks = lists;
+  args.budget = chosen_->budget;
+  args.block = reads.block;
   model_.device.attn_fwd(args);
 }
 
@@ -216,8 +219,10 @@ void Pass::attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, 
                .lists = a.lists,
                .extent = extent_};
   if (chooses(layer)) {
-    args.pairs = chosen_->pairs, args.blocks = chosen_->lists[kept];
-    args.budget = chosen_->budget, args.block = chosen_->reads.block;
+    args.pairs = chosen_->pairs;
+    args.blocks = chosen_->lists[kept];
+    args.budget = chosen_->budget;
+    args.block = chosen_->reads.block;
   }
   const ArenaScope scope(arena_);
   if (model_.dtype == DType::bf16)

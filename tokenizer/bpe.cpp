@@ -48,7 +48,10 @@ class AddedTokens {
       Match match{p, 0, -1};
       size_t node = 0;
       for (const char* q = p; q < end && (node = child(node, *q)) != 0; q++)
-        if (nodes_[node].id >= 0) match.length = static_cast<size_t>(q + 1 - p), match.id = nodes_[node].id;
+        if (nodes_[node].id >= 0) {
+          match.length = static_cast<size_t>(q + 1 - p);
+          match.id = nodes_[node].id;
+        }
       if (match.id >= 0) return match;
     }
     return {end, 0, -1};
@@ -275,7 +278,10 @@ class Bpe : public Tokenizer {
     heap_.clear();
     for (const char *p = word.data(), *end = p + word.size(); p < end;) p = begin_symbols(p, end);
     const auto n = static_cast<uint32_t>(symbols_.size());
-    for (uint32_t i = 0; i < n; i++) symbols_[i].previous = i - 1, symbols_[i].next = i + 1;
+    for (uint32_t i = 0; i < n; i++) {
+      symbols_[i].previous = i - 1;
+      symbols_[i].next = i + 1;
+    }
     for (uint32_t i = 0; i + 1 < n; i++) {
       symbols_[i].rank = ranks_.find(symbols_[i].id, symbols_[i + 1].id);
       if (symbols_[i].rank != PairRanks::kNone) heap_.push_back(uint64_t{symbols_[i].rank} << 32 | i);

@@ -218,7 +218,8 @@ class SentencePiece : public Tokenizer {
       Symbol& right = symbols[left.next];
       left.text = {left.text.data(), left.text.size() + right.text.size()};
       left.next = right.next;
-      right.text = {}, right.merged = -1;
+      right.text = {};
+      right.merged = -1;
       if (left.next < symbols.size()) symbols[left.next].previous = best.at;
       pair_up(best.at);
       if (left.previous < symbols.size()) pair_up(left.previous);

@@ -209,9 +209,11 @@ class Reader {
         const size_t space = text->find(' ');
         if (space == std::string::npos || text->find(' ', space + 1) != std::string::npos)
           bad("model.merges: merge ", file_.merges.size(), " is ", shown(merge), ", expected two tokens");
-        a = std::string_view(*text).substr(0, space), b = std::string_view(*text).substr(space + 1);
+        a = std::string_view(*text).substr(0, space);
+        b = std::string_view(*text).substr(space + 1);
       } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
-        a = merge[0].get_ref<const std::string&>(), b = merge[1].get_ref<const std::string&>();
+        a = merge[0].get_ref<const std::string&>();
+        b = merge[1].get_ref<const std::string&>();
       } else {
         bad("model.merges: merge ", file_.merges.size(), " is ", shown(merge), ", expected two tokens");
       }
@@ -338,7 +340,10 @@ class Reader {
                                       {"MergedWithPrevious", merged_with_previous},
                                       {"MergedWithNext", merged_with_next},
                                       {"Contiguous", contiguous}})
-      if (behavior == name) split.behavior = value, known = true;
+      if (behavior == name) {
+        split.behavior = value;
+        known = true;
+      }
     if (!known) unsupported(place + ".behavior", "= " + shown(behavior));
     if (matches_everything(split.pattern) && split.behavior == removed && !split.invert)
       unsupported(place + ".behavior", "= \"Removed\": the pattern matches everything, so a text without words");

@@ -47,10 +47,12 @@ Normed<T> rmsnorm(const Table& table) {
   const Tensor x = arena.alloc("x", type, {kRows, kColumns}), w = arena.alloc("w", type, {kColumns});
   const Tensor y = arena.alloc("y", type, {kRows, kColumns}), rstd = arena.alloc("rstd", type, {kRows});
   const std::vector<T> from_x = row_values<T>(0, kRows * kColumns), from_w = row_values<T>(6, kColumns);
-  device.upload({x, from_x.data()}), device.upload({w, from_w.data()});
+  device.upload({x, from_x.data()});
+  device.upload({w, from_w.data()});
   device.rmsnorm_fwd({.y = y, .rstd = rstd, .x = x, .w = w, .eps = kEps});
   Normed<T> n{std::vector<T>(kRows * kColumns), std::vector<T>(kRows)};
-  device.download({n.y.data(), y}), device.download({n.rstd.data(), rstd});
+  device.download({n.y.data(), y});
+  device.download({n.rstd.data(), rstd});
   return n;
 }
 
@@ -81,7 +83,8 @@ void print_tables() {
   int sets = 0, same = 0;
   for (const char* isa : {"avx2", "avx512", "neon", "generic"}) try {
       set_cpu_isa(isa);
-      sets++, same += same_bits(cpu, rmsnorm<float>(table_cpu)) == kRows * kColumns;
+      sets++;
+      same += same_bits(cpu, rmsnorm<float>(table_cpu)) == kRows * kColumns;
     } catch (const Error&) {  // not of this machine
     }
   set_cpu_isa(nullptr);
@@ -105,12 +108,15 @@ void print_race(const char* name, void (*kernel)(float*, const float*, int, floa
                             {"random:2", cuemu::Order::random, 2},
                             {"random:4", cuemu::Order::random, 4},
                             {"random:5", cuemu::Order::random, 5}}) {
-    cuemu::settings().order = s.order, cuemu::settings().seed = s.seed;
+    cuemu::settings().order = s.order;
+    cuemu::settings().seed = s.seed;
     float *x = nullptr, *rstd = nullptr, host = 0;
-    cudaMalloc(&x, kRaced * sizeof(float)), cudaMalloc(&rstd, sizeof(float));
+    cudaMalloc(&x, kRaced * sizeof(float));
+    cudaMalloc(&rstd, sizeof(float));
     cudaMemcpy(x, row_values<float>(0, kRaced).data(), kRaced * sizeof(float), cudaMemcpyHostToDevice);
     cudaLaunchConfig_t c{};
-    c.gridDim = 1, c.blockDim = kRowThreads;
+    c.gridDim = 1;
+    c.blockDim = kRowThreads;
     cudaError_t error = cudaLaunchKernelEx(&c, kernel, rstd, static_cast<const float*>(x), kRaced, kEps);
     if (!error) error = cudaDeviceSynchronize();
     cudaMemcpy(&host, rstd, sizeof(float), cudaMemcpyDeviceToHost);
@@ -119,7 +125,8 @@ void print_race(const char* name, void (*kernel)(float*, const float*, int, floa
     else
       std::printf("  %-15s  %-8s  rstd %.9f\n", name, s.name, static_cast<double>(host));
     cudaGetLastError();
-    cudaFree(x), cudaFree(rstd);
+    cudaFree(x);
+    cudaFree(rstd);
   }
 }
 

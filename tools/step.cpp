@@ -44,7 +44,10 @@ StepWeights random_weights() {
 
 StepOptions options() {
   StepOptions o;
-  o.seed = 1929, o.prompt = tokens("12+30+25="), o.max_tokens = 10, o.eos = 12;
+  o.seed = 1929;
+  o.prompt = tokens("12+30+25=");
+  o.max_tokens = 10;
+  o.eos = 12;
   for (uint64_t k = 0; k < 4; k++) o.uids.push_back(sequence_uid(0, 0, 0, k));
   // A random model answers nothing right: the reward is 1/2 for each of the digits 6 and 7.
   o.reward = [](const Tokens& response) {
@@ -114,7 +117,10 @@ double rounded(double loss) { return std::abs(loss) < 1e-9 ? 0 : loss; }  // not
 // Prints how much is trained on and the norm of the gradient: every switch changes them.
 void print_trained(const StepResult& step) {
   size_t sampled = 0, responses = 0;
-  for (const StepResponse& r : step.responses) sampled += r.tokens.size(), responses += !r.weight.empty();
+  for (const StepResponse& r : step.responses) {
+    sampled += r.tokens.size();
+    responses += !r.weight.empty();
+  }
   std::printf("  trained on %zu of %zu responses, %ld of %zu tokens; norm of the gradient %.6f\n", responses,
               step.responses.size(), tokens_in_loss(step), sampled, step.updates[0].norm);
 }
@@ -172,7 +178,8 @@ void print_nat() {
 
 void print_rpo() {
   StepOptions o = options();
-  o.rpo_earlier = run(o).responses[2].tokens, o.rpo_max_cut = 5;
+  o.rpo_earlier = run(o).responses[2].tokens;
+  o.rpo_max_cut = 5;
   const StepResult step = run(o);
   std::printf("\n[RPO] responses continue \"%s\", cut to \"%s\" (rpo_earlier, rpo_max_cut = 5)\n",
               text(o.rpo_earlier).c_str(), text(step.prefix).c_str());
@@ -182,7 +189,8 @@ void print_rpo() {
 
 void print_sparse_rl() {
   StepOptions o = options();
-  o.blocks = 2, o.veto = 0.5;
+  o.blocks = 2;
+  o.veto = 0.5;
   const StepResult step = run(o);
   std::printf("\n[Sparse-RL] the sampler attends to 2 blocks of 4 tokens (blocks), veto of xi < %.1f (veto)\n", o.veto);
   print_responses(step);
@@ -197,7 +205,10 @@ void print_sparse_rl() {
 // The mean KL of sampler and policy in the second half of forty steps, from each of which the adapter alone is kept.
 double adapted_kl(float lambda) {
   StepOptions o = options();
-  o.blocks = 2, o.rank = 2, o.distill_lambda = lambda, o.lr = 0.02f;
+  o.blocks = 2;
+  o.rank = 2;
+  o.distill_lambda = lambda;
+  o.lr = 0.02f;
   StepAdapter adapter(kShape, o.rank);
   Rng rng(rng_key(1, RngStream::lora, 0));
   for (double& x : adapter.a.data) x = rng.normal() / std::sqrt(static_cast<double>(adapter.a.columns));  // B is 0

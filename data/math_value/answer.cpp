@@ -543,7 +543,10 @@ class Reader {
       return true;
     }
     if (any && (a.columns != term.columns || a.items.size() != term.items.size())) return false;
-    if (!any) a.items.assign(term.items.size(), endpoint_of(kZero)), a.columns = term.columns;
+    if (!any) {
+      a.items.assign(term.items.size(), endpoint_of(kZero));
+      a.columns = term.columns;
+    }
     if (!effort_.spend(8 * static_cast<int>(term.items.size()))) return false;
     for (size_t i = 0; i < a.items.size(); i++) {
       if (a.items[i].kind != A::value || term.items[i].kind != A::value) return false;

@@ -97,7 +97,10 @@ class Parser {
 
   Result signed_product() {
     bool negative = false;
-    while (at_ < t_.size() && sign() != 0) negative ^= sign() < 0, at_++;
+    while (at_ < t_.size() && sign() != 0) {
+      negative ^= sign() < 0;
+      at_++;
+    }
     const Result x = product(false);
     return x && negative ? negated(*x) : x;
   }
@@ -154,9 +157,10 @@ class Parser {
   Result postfix() {
     Result x = atom();
     for (; x; at_++) {
-      if (at_symbol("!") && at_ + 1 < t_.size() && t_[at_ + 1].symbol("!"))
-        at_++, x = unary(double_factorial, *x, 5);
-      else if (at_symbol("!"))
+      if (at_symbol("!") && at_ + 1 < t_.size() && t_[at_ + 1].symbol("!")) {
+        at_++;
+        x = unary(double_factorial, *x, 5);
+      } else if (at_symbol("!"))
         x = unary(factorial, *x, 5);
       else if (at_command("degree"))
         x = binary(math_value::multiply, *x, Samples(divide(pi(), mpq_class(180))));
@@ -218,7 +222,9 @@ class Parser {
   std::optional<mpq_class> mixed() {
     size_t n, d, next;
     if (at_number(at_) && t_[at_].space && at_ + 2 < t_.size() && t_[at_ + 1].symbol("/") && at_number(at_ + 2)) {
-      n = at_, d = at_ + 2, next = at_ + 3;
+      n = at_;
+      d = at_ + 2;
+      next = at_ + 3;
     } else if (at_command("frac")) {
       size_t i = at_ + 1;
       const auto argument = [&](size_t& place) {

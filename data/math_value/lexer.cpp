@@ -238,8 +238,10 @@ class Lexer {
     if (low == "and" || low == "or")
       put(out, Kind::separator, low);
     else if (w.size() == 3 && w.starts_with("or") && w[2] >= 'A' && w[2] <= 'Z')  // "f(1)=2orF(1)=3"
-      put(out, Kind::separator, "or"), put(out, Kind::letter, w.substr(2));
-    else if (low == "percent" || low == "pct")
+    {
+      put(out, Kind::separator, "or");
+      put(out, Kind::letter, w.substr(2));
+    } else if (low == "percent" || low == "pct")
       put(out, Kind::symbol, "%");
     else if (low == "degrees" || low == "degree")
       put(out, Kind::command, "degree");
@@ -335,11 +337,16 @@ class Lexer {
   bool blackboard(std::vector<Token>& out) {
     const size_t begin = at_;
     std::string_view content;
-    if (!group(content)) content = s_.substr(std::min(at_, s_.size()), 1), at_ += content.size();
+    if (!group(content)) {
+      content = s_.substr(std::min(at_, s_.size()), 1);
+      at_ += content.size();
+    }
     if (trim(content) == "R")
       put(out, Kind::command, "reals");
-    else
-      at_ = begin, space_ = true;
+    else {
+      at_ = begin;
+      space_ = true;
+    }
     return true;
   }
 

@@ -62,7 +62,10 @@ std::optional<std::vector<Answer>> united(const std::vector<Answer>& parts, Effo
       const std::optional<int> further = compare(next.items[1], last.items[1], effort);
       if (!gap || !further) return {};
       if (*gap < 0 || (*gap == 0 && (next.open == '[' || last.close == ']'))) {
-        if (*further > 0) last.items[1] = next.items[1], last.close = next.close;
+        if (*further > 0) {
+          last.items[1] = next.items[1];
+          last.close = next.close;
+        }
         if (*further == 0 && next.close == ']') last.close = ']';
         continue;
       }

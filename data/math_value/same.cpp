@@ -119,7 +119,8 @@ std::string squeezed(std::string_view s) {
 }  // namespace
 
 bool same_text(std::string_view gold, std::string_view answer) {
-  gold = trim(gold), answer = trim(answer);
+  gold = trim(gold);
+  answer = trim(answer);
   if (gold.size() > kAnswerBytes || answer.size() > kAnswerBytes) return gold == answer;
   if (!gold.empty() && squeezed(gold) == squeezed(answer)) return true;
   const Answer g = read_answer(gold);

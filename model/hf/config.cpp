@@ -314,11 +314,13 @@ void read_rope(Reader& in, ModelConfig& c) {
     if (seen && !seen->scales_like(r))
       fail(in.where(), ": \"rope_scaling\" and \"rope_parameters\" contradict each other");
     if (r.theta) rope.theta = r.theta;
-    rope.llama3 = r.llama3, rope.yarn = r.yarn;
+    rope.llama3 = r.llama3;
+    rope.yarn = r.yarn;
     seen = r;
   }
   c.rope_theta = rope.theta.value_or(1e4);
-  c.rope_scaling = rope.llama3, c.yarn = rope.yarn;
+  c.rope_scaling = rope.llama3;
+  c.yarn = rope.yarn;
   if (c.yarn) extend_positions(in, c);
 }
 

@@ -50,7 +50,10 @@ std::vector<TensorFile> deal_tensors(const std::string& name, std::vector<NamedT
   int64_t bytes = 0;
   for (NamedTensor& t : tensors) {
     const int64_t more = bytes_of(t, dtype);
-    if (!files.back().tensors.empty() && bytes + more > most) files.emplace_back(), bytes = 0;
+    if (!files.back().tensors.empty() && bytes + more > most) {
+      files.emplace_back();
+      bytes = 0;
+    }
     bytes += more;
     files.back().tensors.push_back(std::move(t));
   }
@@ -66,7 +69,10 @@ FileSums write_index(const std::string& folder, const std::string& name, const s
   json map;
   int64_t bytes = 0;
   for (const TensorFile& file : files)
-    for (const NamedTensor& t : file.tensors) map[t.name] = file.name, bytes += bytes_of(t, dtype);
+    for (const NamedTensor& t : file.tensors) {
+      map[t.name] = file.name;
+      bytes += bytes_of(t, dtype);
+    }
   const json index = {{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
   const std::string file = name + kEnding + kIndexEnding;
   return {{file, write_file(cat(folder, "/", file), index.dump(2) + "\n")}};

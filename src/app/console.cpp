@@ -68,7 +68,8 @@ void Console::progress(const std::string& what, int64_t done, int64_t all) {
   // Twenty times a second is enough for the eye, and over a slow line for the run.
   const auto now = std::chrono::steady_clock::now();
   if (what == stage_ && done < all && now - drawn_ < std::chrono::milliseconds(50)) return;
-  stage_ = what, drawn_ = now;
+  stage_ = what;
+  drawn_ = now;
   const std::string count = format("%lld/%lld", static_cast<long long>(done), static_cast<long long>(all));
   // The last column stays free: a character there makes some terminals wrap.
   const size_t room = width() - 1, rest = display_width(what) + count.size() + 4;

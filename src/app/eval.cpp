@@ -233,7 +233,8 @@ void run(const Options& o, const Command& command) {
                                   finished > 0 ? "; the results are of these only" : ", so that there are no results");
   if (finished == 0) throw Error(Exit::interrupted, stopped);
   const std::vector<nlohmann::ordered_json> kept = right_lines(evaluation);
-  items.write(item_lines(evaluation)), right.write(kept);
+  items.write(item_lines(evaluation));
+  right.write(kept);
   console.line("");
   report(console, config, evaluation, ks);
   show_memory(console, session);

@@ -189,8 +189,10 @@ void Generator::pass(const RolloutStats& now) {
   const auto prefill = static_cast<double>(now.prefill_tokens - stats_.prefill_tokens);
   const auto decode = static_cast<double>(now.decode_rows - stats_.decode_rows);
   const double part = decode > 0 ? decode / (prefill + decode) : 0;
-  prefill_seconds_ += (1 - part) * seconds, decode_seconds_ += part * seconds;
-  stats_ = now, time_ = time;
+  prefill_seconds_ += (1 - part) * seconds;
+  decode_seconds_ += part * seconds;
+  stats_ = now;
+  time_ = time;
 }
 
 std::vector<Completion> Generator::generate(const std::vector<Request>& requests,
@@ -200,7 +202,9 @@ std::vector<Completion> Generator::generate(const std::vector<Request>& requests
   const ArenaLimits arenas = memory(requests);
   Arena kv("kv", engine_.device.memory(), arenas.kv), scratch("scratch", engine_.device.memory(), arenas.activations);
   Rollout rollout(*engine_.model, limits_, kv, scratch);
-  stats_ = {}, prefill_seconds_ = decode_seconds_ = 0, time_ = Clock::now();
+  stats_ = {};
+  prefill_seconds_ = decode_seconds_ = 0;
+  time_ = Clock::now();
   return rollout.generate(
       requests, sampling_,
       [&](const RolloutStats& now) {

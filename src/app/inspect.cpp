@@ -28,7 +28,9 @@ void print_files(const std::vector<SafetensorsFile>& files) {
                   shape_string(t.shape).c_str(), static_cast<unsigned long long>(t.bytes));
       for (const std::string& key : {t.dtype, std::string("total")}) {
         Sum& sum = sums[key];
-        sum.tensors++, sum.elements += static_cast<uint64_t>(t.size()), sum.bytes += t.bytes;
+        sum.tensors++;
+        sum.elements += static_cast<uint64_t>(t.size());
+        sum.bytes += t.bytes;
       }
     }
   }

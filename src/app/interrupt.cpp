@@ -47,7 +47,8 @@ struct sigaction handler() {
 }  // namespace
 
 void catch_interrupts(const char* last_words, int sender) {
-  words = last_words, only_sender = sender;
+  words = last_words;
+  only_sender = sender;
   const struct sigaction action = handler();
   for (const int signal : {SIGINT, SIGTERM, SIGPIPE, SIGUSR1}) sigaction(signal, &action, nullptr);
   struct sigaction hangup = {};

@@ -155,8 +155,10 @@ Room find_room(const Options& o, const Config& c, const std::optional<Machine>& 
     const Table& table = open_table(c.trainer);
     Room room = room_on(table);
     const int ranks = rank_count(c.trainer).node_ranks;
-    if (c.trainer.device == DeviceKind::cpu && ranks > 1)
-      room.bytes /= static_cast<size_t>(ranks), room.where += cat(", shared by ", ranks, " ranks");
+    if (c.trainer.device == DeviceKind::cpu && ranks > 1) {
+      room.bytes /= static_cast<size_t>(ranks);
+      room.where += cat(", shared by ", ranks, " ranks");
+    }
     return room;
   } catch (const Error& e) {
     return {0, e.what()};
@@ -192,7 +194,10 @@ std::string duration(double seconds) {
 std::string shares(const std::map<std::string, Ledger::Line>& ops) {
   std::vector<std::pair<double, std::string>> list;
   double all = 0;
-  for (const auto& [op, line] : ops) list.push_back({line.seconds, op}), all += line.seconds;
+  for (const auto& [op, line] : ops) {
+    list.push_back({line.seconds, op});
+    all += line.seconds;
+  }
   std::sort(list.rbegin(), list.rend());
   std::string s;
   for (size_t i = 0; i < std::min<size_t>(list.size(), 3); i++) {

@@ -95,7 +95,10 @@ Json plan_json(const Config& c, const Plan& plan, const StepLengths& lengths, si
   if (machine)
     for (const auto& [phase, seconds] : plan.seconds) j["phases"][phase]["seconds"] = seconds;
   if (plan.ranks > 1) j["all_ranks"] = phases_json(plan.all_ranks, false);
-  if (memory) j["fits"] = plan.needed() <= memory, j["available"] = memory;
+  if (memory) {
+    j["fits"] = plan.needed() <= memory;
+    j["available"] = memory;
+  }
   if (machine) {
     const double step = step_seconds(plan);
     Json figures;
@@ -148,7 +151,10 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
                   static_cast<long long>(good), best.bytes, memory, printable(where).c_str());
       return;
     }
-    best = std::move(next), good = bad, bad *= 2, next = attempt(bad);
+    best = std::move(next);
+    good = bad;
+    bad *= 2;
+    next = attempt(bad);
   }
   while (bad - good > 1) {
     const int64_t middle = good + (bad - good) / 2;
@@ -174,7 +180,10 @@ void show_largest(const std::vector<std::string>& arguments, const std::string& 
     const bool sampling = name == "kv" || name == "scratch", training = name == "gradients" || name == "activations";
     if (most.shared && (most.sampling() > most.training() ? training : sampling)) continue;  // has room to grow
     const size_t more = after[i].second - std::min(before[i].second, after[i].second);
-    if (grows.empty() || more > growth) grows = name, growth = more;
+    if (grows.empty() || more > growth) {
+      grows = name;
+      growth = more;
+    }
   }
   std::printf("         %lld takes %zu more than there are; what grows most is %s\n", static_cast<long long>(bad),
               next.bytes - memory, grows.c_str());

@@ -197,7 +197,10 @@ class Run {
     const bool samples = grpo_ && t.samples_freq > 0 && step % t.samples_freq == 0;
     if (samples && directory_) directory_->log_samples(session_, *training_);
     const bool best = val && !(val_score(config_, m) <= state_.best_score);
-    if (best) state_.best_score = val_score(config_, m), state_.best_step = step;
+    if (best) {
+      state_.best_score = val_score(config_, m);
+      state_.best_step = step;
+    }
     state_.training = training_->state();
     if (m.get("exact/checked_tokens") > 0) {
       state_.checked += static_cast<int64_t>(m.get("exact/checked_tokens"));

@@ -68,9 +68,13 @@ struct Pipe {
   Pipe() {
     std::array<int, 2> ends;
     if (pipe2(ends.data(), O_CLOEXEC) != 0) throw Error(Exit::failed, cat("no pipe: ", std::strerror(errno)));
-    read = ends[0], write = ends[1];
+    read = ends[0];
+    write = ends[1];
   }
-  ~Pipe() { close_end(read), close_end(write); }
+  ~Pipe() {
+    close_end(read);
+    close_end(write);
+  }
   Pipe(const Pipe&) = delete;
   Pipe& operator=(const Pipe&) = delete;
 };
@@ -186,7 +190,9 @@ Child::Child(const std::string& program, const std::vector<std::string>& words) 
   }
   const std::string session = cat(program_, '\n');
   write_quietly(alive_, session.data(), session.size());  // without it the guard has the mark
-  in_ = own_end(in.write), out_ = own_end(out.read), err_ = own_end(err.read);
+  in_ = own_end(in.write);
+  out_ = own_end(out.read);
+  err_ = own_end(err.read);
 }
 
 Child::~Child() {

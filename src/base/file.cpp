@@ -56,7 +56,10 @@ bool fault(const std::function<void(uint64_t seed)>& part) {
     return false;
   }
   if (f.what > 0) return errno = f.what, true;
-  if (f.calls == f.at) part(static_cast<uint64_t>(f.at)), std::raise(-f.what);
+  if (f.calls == f.at) {
+    part(static_cast<uint64_t>(f.at));
+    std::raise(-f.what);
+  }
   return false;
 }
 bool fault() {
@@ -220,7 +223,10 @@ FileSum read_sum(const std::string& path) {
   uint64_t bytes = 0;
   ssize_t n = 0;
   while ((n = ::read(fd, buffer.data(), buffer.size())) > 0 || (n < 0 && errno == EINTR))
-    if (n > 0) hasher.add(buffer.data(), static_cast<size_t>(n)), bytes += static_cast<uint64_t>(n);
+    if (n > 0) {
+      hasher.add(buffer.data(), static_cast<size_t>(n));
+      bytes += static_cast<uint64_t>(n);
+    }
   const int error = errno;
   ::close(fd);
   errno = error;

@@ -27,7 +27,8 @@ Activities& activities() {  // never destroyed: the watcher of the ranks outlive
 
 Activity::Activity(std::string what) : what_(std::move(what)) {
   const std::lock_guard lock(activities().mutex);
-  activities().open.push_back(this), activities().begun++;
+  activities().open.push_back(this);
+  activities().begun++;
 }
 
 Activity::~Activity() {

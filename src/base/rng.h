@@ -50,7 +50,8 @@ constexpr std::array<uint32_t, 4> philox(std::array<uint32_t, 4> ctr, uint64_t k
     const uint64_t p0 = 0xD2511F53ull * ctr[0], p1 = 0xCD9E8D57ull * ctr[2];
     ctr = {static_cast<uint32_t>(p1 >> 32) ^ ctr[1] ^ k0, static_cast<uint32_t>(p1),
            static_cast<uint32_t>(p0 >> 32) ^ ctr[3] ^ k1, static_cast<uint32_t>(p0)};
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
   }
   return ctr;
 }

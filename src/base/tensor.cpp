@@ -104,7 +104,10 @@ Tensor make_tensor(void* data, DType dtype, std::initializer_list<int64_t> shape
   int i = 0;
   for (int64_t n : shape) t.shape[i++] = n;
   int64_t step = 1;
-  for (i = t.rank - 1; i >= 0; i--) t.stride[i] = step, step *= t.shape[i];
+  for (i = t.rank - 1; i >= 0; i--) {
+    t.stride[i] = step;
+    step *= t.shape[i];
+  }
   return t;
 }
 

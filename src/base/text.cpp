@@ -26,7 +26,10 @@ std::string number_text(double x) { return cat(std::isnan(x) ? std::abs(x) : x);
 std::string human(double count) {
   const char* unit[] = {"", "k", "M", "G", "T", "P", "E"};
   int i = 0;
-  while (std::abs(count) >= 999.5 && i < 6) count /= 1000, i++;
+  while (std::abs(count) >= 999.5 && i < 6) {
+    count /= 1000;
+    i++;
+  }
   return i == 0 ? format("%.0f", count)
                 : format(std::abs(count) < 9.995   ? "%.2f%s"
                          : std::abs(count) < 99.95 ? "%.1f%s"
@@ -109,7 +112,8 @@ size_t head_bytes(const std::string& text, size_t width) {
   while (at < text.size()) {
     const Character c = character(text, at);
     if (used + columns(c.code) > width) break;
-    used += columns(c.code), at += c.bytes;
+    used += columns(c.code);
+    at += c.bytes;
   }
   return at;
 }
@@ -117,7 +121,8 @@ size_t tail_bytes(const std::string& text, size_t width) {
   size_t at = 0, left = display_width(text);
   while (left > width) {
     const Character c = character(text, at);
-    left -= columns(c.code), at += c.bytes;
+    left -= columns(c.code);
+    at += c.bytes;
   }
   while (at < text.size() && columns(character(text, at).code) == 0) at += character(text, at).bytes;  // of a lost base
   return text.size() - at;
@@ -136,7 +141,8 @@ size_t display_width(const std::string& text) {
   size_t width = 0;
   for (size_t at = 0; at < text.size();) {
     const Character c = character(text, at);
-    width += columns(c.code), at += c.bytes;
+    width += columns(c.code);
+    at += c.bytes;
   }
   return width;
 }
@@ -185,8 +191,10 @@ std::string wrapped(const std::string& text, size_t width, const std::string& in
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find(' ', begin), text.size());
     const std::string word = text.substr(begin, end - begin);
-    if (!line.empty() && display_width(indent + line) + 1 + display_width(word) > width)
-      s += indent + line + "\n", line.clear();
+    if (!line.empty() && display_width(indent + line) + 1 + display_width(word) > width) {
+      s += indent + line + "\n";
+      line.clear();
+    }
     line += (line.empty() ? "" : " ") + word;
     begin = end + 1;
   }

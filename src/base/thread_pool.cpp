@@ -45,7 +45,10 @@ class Pool {
 
   void run(int64_t n, int64_t chunk, RangeFn fn, void* context) {
     // No worker is in a job and none can join one, so these belong to the caller alone.
-    fn_ = fn, context_ = context, n_ = n, chunk_ = chunk;
+    fn_ = fn;
+    context_ = context;
+    n_ = n;
+    chunk_ = chunk;
     next_.store(0, std::memory_order_relaxed);
     state_.fetch_add(kJob + kOpen);
     if (sleeping_.load() > 0) {

@@ -242,9 +242,10 @@ TomlItem parse_toml_override(const std::string& argument) {
 std::string toml_quote(const std::string& text) {
   std::string s = "\"";
   for (const char c : text) {
-    if (c == '"' || c == '\\')
-      s += '\\', s += c;
-    else if (c == '\n')
+    if (c == '"' || c == '\\') {
+      s += '\\';
+      s += c;
+    } else if (c == '\n')
       s += "\\n";
     else if (c == '\t')
       s += "\\t";

@@ -210,7 +210,9 @@ Timing time_of(const Table& table, Device& device, const std::vector<OpCall>& co
     samples.push_back(seconds(t.calls) / static_cast<double>(t.calls));
   std::sort(samples.begin(), samples.end());
   t.samples = static_cast<int64_t>(samples.size());
-  t.least = samples.front(), t.most = samples.back(), t.median = samples[samples.size() / 2];
+  t.least = samples.front();
+  t.most = samples.back();
+  t.median = samples[samples.size() / 2];
   return t;
 }
 
@@ -234,7 +236,8 @@ Measured measure_op(const Table& table, DType act, const cases::OpCase& op, cons
                     const MeasureOptions& o) {
   const Sized sized = size_op(act, op, dims);
   Measured m{.op = op.op, .shape = dims.str(), .act = act, .cost = sized.cost, .stretch = sized.stretch, .time = {}};
-  m.operand_bytes = sized.operand_bytes, m.copies = 1;
+  m.operand_bytes = sized.operand_bytes;
+  m.copies = 1;
   if (o.rotate && (table.probe || &table == &table_cpu)) {  // of the others the speed means nothing
     const int64_t cache = table.probe ? table.probe->cache_bytes() : last_cache_bytes();
     m.copies = std::clamp<int64_t>(2 * cache / std::max<int64_t>(m.operand_bytes, 1) + 1, 1, 4096);
@@ -283,7 +286,10 @@ nlohmann::ordered_json to_json(const Measured& m, const cases::Dims& dims, const
                            {"bound_share", nullptr}};
   if (c.flops.per_second > 0) j["flops_share"] = flops / t / c.flops.per_second;
   if (c.bytes.per_second > 0) j["bytes_share"] = m.bytes() / t / c.bytes.per_second;
-  if (bound > 0) j["bound_seconds"] = bound, j["bound_share"] = bound / t;
+  if (bound > 0) {
+    j["bound_seconds"] = bound;
+    j["bound_share"] = bound / t;
+  }
   return j;
 }
 

@@ -45,8 +45,10 @@ Tensor DeviceOperands::alloc(DType dtype, const cases::Shape& shape, int64_t gap
   if (shape.size() == 1) gap = 0;
   Tensor t = arena_.alloc("operand", dtype, {shape[0], row + gap});
   t.rank = static_cast<int>(shape.size());
-  for (int64_t i = t.rank - 1, step = 1; i >= 0; step *= shape[i--])
-    t.shape[i] = shape[i], t.stride[i] = i == 0 && t.rank > 1 ? row + gap : step;
+  for (int64_t i = t.rank - 1, step = 1; i >= 0; step *= shape[i--]) {
+    t.shape[i] = shape[i];
+    t.stride[i] = i == 0 && t.rank > 1 ? row + gap : step;
+  }
   return t;
 }
 
@@ -91,8 +93,10 @@ void DeviceOperands::choose(TensorKernel kernel) {
 OpCall make_call(Device& device, const cases::OpCase& op, DeviceOperands& operands, const cases::Dims& dims) {
   const cases::Call call = op.make(operands, dims);
   OpCall made{[&device, call] { call_any(device, call); }, {}};
-  cases::visit(
-      call, [&](const auto& a, auto) { made.cost = a.cost(), made.stretch = [a](int n) { return stretch_of(a, n); }; });
+  cases::visit(call, [&](const auto& a, auto) {
+    made.cost = a.cost();
+    made.stretch = [a](int n) { return stretch_of(a, n); };
+  });
   return made;
 }
 

@@ -22,7 +22,8 @@ struct Way {
 std::vector<Way> ways() {
   const auto of = [](KvMethod method) {
     KvSpec s;  // budget 512, buffer 128; 32 blocks of 16
-    s.method = method, s.blocks.dense_layers = 0;
+    s.method = method;
+    s.blocks.dense_layers = 0;
     return s;
   };
   return {{"dense", {}},
@@ -51,12 +52,24 @@ struct Shape {
 
 std::vector<Shape> shapes() {
   ModelConfig small;
-  small.model_type = "qwen3", small.qk_norm = true, small.tied = true;
-  small.hidden = 128, small.layers = 2, small.heads = 4, small.kv_heads = 2, small.head_dim = 32, small.ffn = 384;
-  small.vocab = 512, small.max_position = 33280;
+  small.model_type = "qwen3";
+  small.qk_norm = true;
+  small.tied = true;
+  small.hidden = 128;
+  small.layers = 2;
+  small.heads = 4;
+  small.kv_heads = 2;
+  small.head_dim = 32;
+  small.ffn = 384;
+  small.vocab = 512;
+  small.max_position = 33280;
   // A layer of Qwen2.5-0.5B, with a small vocabulary: what is chosen is chosen per layer.
   ModelConfig layer = small;
-  layer.hidden = 896, layer.layers = 1, layer.heads = 14, layer.head_dim = 64, layer.ffn = 4864;
+  layer.hidden = 896;
+  layer.layers = 1;
+  layer.heads = 14;
+  layer.head_dim = 64;
+  layer.ffn = 4864;
   return {{"small", small, 1, 3, {1024, 4096, 16384, 32768}}, {"0.5B layer", layer, 16, 2, {4096}}};
 }
 
@@ -105,7 +118,9 @@ Times mean_pass(const Passes& p) {
   const size_t ordinary = p.chosen.size() + p.others.size();
   const auto add = [&](const Times& t, size_t n, size_t of) {
     const double share = static_cast<double>(n) / static_cast<double>(of);
-    mean.all += share * t.all, mean.attention += share * t.attention, mean.choice += share * t.choice;
+    mean.all += share * t.all;
+    mean.attention += share * t.attention;
+    mean.choice += share * t.choice;
   };
   for (const auto* kind : {&p.chosen, &p.others})
     if (!kind->empty()) add(median(*kind), kind->size(), ordinary);
@@ -153,7 +168,8 @@ nlohmann::json bench_rollout() {
     for (const Way& way : ways()) {
       Device device(table_cpu);
       Ledger ledger;
-      device.ledger = &ledger, device.timed = true;
+      device.ledger = &ledger;
+      device.timed = true;
       Arena weights("weights"), kv("kv"), scratch("scratch");
       Model model(shape.config, device, weights, DType::f32, false);
       model.set_parameters(init_parameters(shape.config, 1, Init::fan_in));

@@ -50,7 +50,8 @@ nlohmann::json bench_tokenizer() {
   if (FILE* pipe = popen(python.c_str(), "r")) {
     double rate = 0;
     if (std::fscanf(pipe, "%lf", &rate) == 1 && rate > 0) {
-      row["rust_MB_per_second"] = rate, row["ratio"] = megabytes / best / rate;
+      row["rust_MB_per_second"] = rate;
+      row["ratio"] = megabytes / best / rate;
       std::printf("tokenizer  the Rust library on the same text: %.1f MB/s, ratio %.1f\n", rate,
                   megabytes / best / rate);
     }

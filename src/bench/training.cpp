@@ -24,7 +24,9 @@ Ledger sum_of_steps(Session& session, Step step) {
     for (const auto& [phase, ops] : session.ledger.phases)
       for (const auto& [op, line] : ops) {
         Ledger::Line& l = sum.phases[phase][op];
-        l.calls += line.calls, l.seconds += line.seconds, l.cost.flops += line.cost.flops;
+        l.calls += line.calls;
+        l.seconds += line.seconds;
+        l.cost.flops += line.cost.flops;
       }
   }
   return sum;

@@ -15,15 +15,20 @@ AttnFwd forward(Operands& o, const Dims& d, bool made) {
   AttnFwd a{};
   a.o = made ? o.in("o", {N, H, D}, Fill()) : o.out("o", {N, H, D});
   a.lse = made ? o.stat_in("lse", {N, H}, Fill()) : o.stat_out("lse", {N, H});
-  a.q = o.in("q", {N, H, D}, gap), a.k = o.in("k", {N, K, D}, gap), a.v = o.in("v", {N, K, D}, gap);
+  a.q = o.in("q", {N, H, D}, gap);
+  a.k = o.in("k", {N, K, D}, gap);
+  a.v = o.in("v", {N, K, D}, gap);
   a.pk = p.parent_rows ? o.in("pk", {p.parent_rows, K, D}, gap ? gap + 2 : 0) : a.k;
   a.pv = p.parent_rows ? o.in("pv", {p.parent_rows, K, D}, gap ? gap + 2 : 0) : a.v;
-  a.segments = p.put_segments(o), a.pairs = p.pairs, a.scale = scale(d);
+  a.segments = p.put_segments(o);
+  a.pairs = p.pairs;
+  a.scale = scale(d);
   a.extent = attn_extent(p.segments, p.parent_rows > 0, p.dense_pairs);
   if (!p.lists.empty()) a.lists = o.index("lists", {std::ssize(p.lists) / K, K}, p.lists);
   if (p.budget.empty()) return a;
   a.blocks = o.index("blocks", {N, K, p.room}, random_blocks(p.seen, p.budget, K, p.room, d["block"]));
-  a.budget = p.put_budget(o), a.block = d.i32("block");
+  a.budget = p.put_budget(o);
+  a.block = d.i32("block");
   return a;
 }
 
@@ -35,12 +40,26 @@ Call attn_bwd(Operands& o, const Dims& d) {
   const auto like = [](const Tensor& t) { return Shape{t.shape[0], t.shape[1], t.shape[2]}; };
   const bool apart = Packed(d).parent_rows > 0;
   AttnBwd a{};
-  a.dq = o.out("dq", like(f.q), gap), a.dk = o.inout("dk", like(f.k), gap), a.dv = o.inout("dv", like(f.v), gap);
+  a.dq = o.out("dq", like(f.q), gap);
+  a.dk = o.inout("dk", like(f.k), gap);
+  a.dv = o.inout("dv", like(f.v), gap);
   a.dpk = apart ? o.inout("dpk", like(f.pk), gap ? gap + 2 : 0) : a.dk;
   a.dpv = apart ? o.inout("dpv", like(f.pv), gap ? gap + 2 : 0) : a.dv;
-  a.d_o = o.in("do", like(f.o), gap), a.o = f.o, a.lse = f.lse;
-  a.q = f.q, a.k = f.k, a.v = f.v, a.pk = f.pk, a.pv = f.pv, a.segments = f.segments;
-  a.pairs = f.pairs, a.scale = f.scale, a.lists = f.lists, a.blocks = f.blocks, a.budget = f.budget, a.block = f.block;
+  a.d_o = o.in("do", like(f.o), gap);
+  a.o = f.o;
+  a.lse = f.lse;
+  a.q = f.q;
+  a.k = f.k;
+  a.v = f.v;
+  a.pk = f.pk;
+  a.pv = f.pv;
+  a.segments = f.segments;
+  a.pairs = f.pairs;
+  a.scale = f.scale;
+  a.lists = f.lists;
+  a.blocks = f.blocks;
+  a.budget = f.budget;
+  a.block = f.block;
   a.extent = f.extent;
   if (a.q.dtype == DType::bf16)
     a.work =

@@ -21,9 +21,11 @@ Call kv_block_summary(Operands& o, const Dims& d) {
   KvBlockSummary a{};
   a.summary = o.inout("summary", summary(s.pages, d));
   a.k_pages = o.in("k_pages", s.pages.k(d), s.pages.present());
-  a.page_table = s.put_table(o, d), a.queries = s.put_queries(o);
+  a.page_table = s.put_table(o, d);
+  a.queries = s.put_queries(o);
   for (const PagedRow& e : s.list) a.pages += blocks_of(e.slots, kPageSlots) - (e.slots - e.rows) / kPageSlots;
-  a.block = d.i32("block"), a.kind = kind(d);
+  a.block = d.i32("block");
+  a.kind = kind(d);
   return a;
 }
 
@@ -41,10 +43,16 @@ Call kv_block_select(Operands& o, const Dims& d) {
     if (e.rows == 1 && all > budget[e.table_row]) a.scored += scored;
   }
   const int64_t room = *std::max_element(budget.begin(), budget.end()) + !regular;
-  a.blocks = o.index_out("blocks", {s.count(), d["K"], room}), a.score = o.stat_out("score", {s.count(), d["K"], most});
-  a.q = o.in("q", {s.rows, d["H"], d["D"]}, d["gap"]), a.summary = o.in("summary", summary(s.pages, d));
-  a.page_table = s.put_table(o, d), a.queries = s.put_queries(o), a.budget = o.index("budget", {s.count()}, budget);
-  a.block = d.i32("block"), a.first_blocks = d.i32("first_blocks"), a.last_blocks = d.i32("last_blocks");
+  a.blocks = o.index_out("blocks", {s.count(), d["K"], room});
+  a.score = o.stat_out("score", {s.count(), d["K"], most});
+  a.q = o.in("q", {s.rows, d["H"], d["D"]}, d["gap"]);
+  a.summary = o.in("summary", summary(s.pages, d));
+  a.page_table = s.put_table(o, d);
+  a.queries = s.put_queries(o);
+  a.budget = o.index("budget", {s.count()}, budget);
+  a.block = d.i32("block");
+  a.first_blocks = d.i32("first_blocks");
+  a.last_blocks = d.i32("last_blocks");
   a.kind = kind(d);
   return a;
 }
@@ -56,11 +64,16 @@ Call attn_block_select(Operands& o, const Dims& d) {
   AttnBlockSelect a{};
   a.blocks = o.index_out("blocks", {p.rows, K, p.room});
   a.summary = o.out("summary", {S, K, most * summary_rows(kind(d)), D});
-  a.q = o.in("q", {p.rows, d["H"], D}, gap), a.k = o.in("k", {p.rows, K, D}, gap);
+  a.q = o.in("q", {p.rows, d["H"], D}, gap);
+  a.k = o.in("k", {p.rows, K, D}, gap);
   a.pk = p.parent_rows ? o.in("pk", {p.parent_rows, K, D}, gap) : a.k;
-  a.segments = p.put_segments(o), a.budget = p.put_budget(o);
-  a.scored = p.chosen - p.choosers * always(d), a.slots = p.slots;
-  a.block = d.i32("block"), a.first_blocks = d.i32("first_blocks"), a.last_blocks = d.i32("last_blocks");
+  a.segments = p.put_segments(o);
+  a.budget = p.put_budget(o);
+  a.scored = p.chosen - p.choosers * always(d);
+  a.slots = p.slots;
+  a.block = d.i32("block");
+  a.first_blocks = d.i32("first_blocks");
+  a.last_blocks = d.i32("last_blocks");
   a.kind = kind(d);
   return a;
 }

@@ -21,9 +21,16 @@ Call kv_window_scores(Operands& o, const Dims& d) {
     for (size_t i = 0; i < oldest.size(); i++) oldest[i] = static_cast<int32_t>((i + 1) * 2 % v.window);
     a.window_first = o.index("window_first", {v.count()}, oldest);
   }
-  a.k_pages = keys(o, d, v), a.src_pages = v.put_pages(o), a.compressions = v.put_compressions(o), a.work = v.work;
-  a.window = v.window, a.aggregate = static_cast<GqaAgg>(d["aggregate"]), a.span = static_cast<SoftmaxSpan>(d["span"]);
-  a.pool = static_cast<Pool>(d["pool"]), a.kernel = d.i32("kernel"), a.scale = scale(d);
+  a.k_pages = keys(o, d, v);
+  a.src_pages = v.put_pages(o);
+  a.compressions = v.put_compressions(o);
+  a.work = v.work;
+  a.window = v.window;
+  a.aggregate = static_cast<GqaAgg>(d["aggregate"]);
+  a.span = static_cast<SoftmaxSpan>(d["span"]);
+  a.pool = static_cast<Pool>(d["pool"]);
+  a.kernel = d.i32("kernel");
+  a.scale = scale(d);
   return a;
 }
 
@@ -31,8 +38,12 @@ Call kv_redundancy(Operands& o, const Dims& d) {
   const Compressions v(d);
   KvRedundancy a{};
   a.score = o.stat_inout("score", v.score(d));
-  a.k_pages = keys(o, d, v), a.src_pages = v.put_pages(o), a.compressions = v.put_compressions(o), a.work = v.work;
-  a.lambda = 0.25f, a.threshold = 0.31f;
+  a.k_pages = keys(o, d, v);
+  a.src_pages = v.put_pages(o);
+  a.compressions = v.put_compressions(o);
+  a.work = v.work;
+  a.lambda = 0.25f;
+  a.threshold = 0.31f;
   a.workspace = o.stat_scratch("workspace", {v.count(), d["K"], 4, v.pages.per_row * kPageSlots});
   return a;
 }
@@ -40,8 +51,11 @@ Call kv_redundancy(Operands& o, const Dims& d) {
 Call kv_mass_scores(Operands& o, const Dims& d) {
   const Compressions v(d);
   KvMassScores a{};
-  a.score = o.stat_out("score", v.score(d)), a.mass_pages = o.stat_in("mass_pages", v.pages.beside(d), positive());
-  a.src_pages = v.put_pages(o), a.compressions = v.put_compressions(o), a.work = v.work;
+  a.score = o.stat_out("score", v.score(d));
+  a.mass_pages = o.stat_in("mass_pages", v.pages.beside(d), positive());
+  a.src_pages = v.put_pages(o);
+  a.compressions = v.put_compressions(o);
+  a.work = v.work;
   return a;
 }
 
@@ -54,7 +68,9 @@ Call kv_select(Operands& o, const Dims& d) {
   KvSelect a{};
   a.keep = o.index_out("keep", {v.count(), d["K"], v.most_kept});
   if (!d["recent"]) a.score = o.stat_in("score", v.score(d), rounded(1, 8));
-  a.compressions = v.put_compressions(o), a.work = v.work, a.shared_heads = d["shared"];
+  a.compressions = v.put_compressions(o);
+  a.work = v.work;
+  a.shared_heads = d["shared"];
   return a;
 }
 
@@ -70,10 +86,12 @@ KvCompact compact(Operands& o, const Dims& d, const Compressions& v, const Fill&
   for (size_t i = 0; v.regular && i < pos.size(); i++) pos[i] = static_cast<int32_t>(i % kPageSlots);
   a.pos_pages = o.index_inout("pos_pages", v.pages.beside(d), pos);
   if (mass) a.mass_pages = o.stat_inout("mass_pages", v.pages.beside(d), positive());
-  a.keep = v.put_keep(o, d), a.src_pages = a.dst_pages = v.put_pages(o);
+  a.keep = v.put_keep(o, d);
+  a.src_pages = a.dst_pages = v.put_pages(o);
   if (!v.regular)
     a.dst_pages = o.index("dst_pages", {v.count(), v.pages.per_row}, v.pages.destinations(v.list, fresh), 1);
-  a.compressions = v.put_compressions(o), a.work = v.work;
+  a.compressions = v.put_compressions(o);
+  a.work = v.work;
   return a;
 }
 

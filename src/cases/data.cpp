@@ -34,7 +34,8 @@ Call copy_rows(Operands& o, const Dims& d) {
   if (d["tokens"]) {  // ids that are NaNs as floats keep their bits
     for (int32_t i = 0; i < to; i++) y.push_back(0x7f812345 + i);
     for (int32_t i = 0; i < of; i++) x.push_back(0x7fa00001 - i);
-    a.y = o.index_inout("y", {to, 1}, y), a.x = o.index("x", {of, 1}, x);
+    a.y = o.index_inout("y", {to, 1}, y);
+    a.x = o.index("x", {of, 1}, x);
   } else {
     a.y = o.inout("y", {to, C}, d["gap"]);
     const Shape rows = heads ? Shape{of, heads, C / heads} : Shape{of, C};
@@ -45,7 +46,9 @@ Call copy_rows(Operands& o, const Dims& d) {
 }
 Call hash_runs(Operands& o, const Dims& d) {
   HashRuns a{};
-  a.x = o.in("x", {d["n"]}), a.run = d["run"], a.each = d["each"];
+  a.x = o.in("x", {d["n"]});
+  a.run = d["run"];
+  a.each = d["each"];
   a.first = static_cast<uint64_t>(d["first"]);
   a.hash = o.index_out("hash", {a.runs(), 2});
   return a;

@@ -34,8 +34,10 @@ std::vector<std::string> sizes_of(const std::vector<T>& list, F wanted) {
 // `count` of the numbers [first, last), ascending, each choice as likely.
 void choose(std::vector<int32_t>& to, Rng& rng, int64_t first, int64_t last, int64_t count) {
   for (int64_t i = first; i < last; i++)
-    if (static_cast<int64_t>(rng.below(static_cast<uint32_t>(last - i))) < count)
-      to.push_back(static_cast<int32_t>(i)), count--;
+    if (static_cast<int64_t>(rng.below(static_cast<uint32_t>(last - i))) < count) {
+      to.push_back(static_cast<int32_t>(i));
+      count--;
+    }
 }
 Rng choice_of(uint64_t number) { return Rng(rng_key(4, RngStream::test, 0), number); }
 
@@ -125,7 +127,10 @@ Packed::Packed(const Dims& d) {
   const int64_t layout = d["layout"];
   if (layout) {
     const PackedLayout& x = packed_layouts()[static_cast<size_t>(layout - 1)];
-    rows = x.rows, parent_rows = x.parent_rows, segments = x.segments, budgets = x.budget;
+    rows = x.rows;
+    parent_rows = x.parent_rows;
+    segments = x.segments;
+    budgets = x.budget;
     if (x.lists) lists = x.lists(d.i32("K"));
   } else {
     const auto segment = [&](int64_t len, int64_t parent, int64_t parent_len, int32_t reads) {
@@ -145,15 +150,20 @@ Packed::Packed(const Dims& d) {
   if (!budgets.empty()) budget.resize(static_cast<size_t>(rows));
   for (size_t i = 0; i < segments.size(); i++) {
     const SegmentRow& g = segments[i];
-    most_slots = std::max<int64_t>(most_slots, g.parent_len + g.len), slots += g.parent_len + g.len;
+    most_slots = std::max<int64_t>(most_slots, g.parent_len + g.len);
+    slots += g.parent_len + g.len;
     if (!budgets.empty() && budgets[i] < INT32_MAX) room = std::max<int64_t>(room, budgets[i]);
     for (int32_t j = 0; j < g.len; j++) {
       const int64_t all = seen[g.row + j] = g.parent_len + j + 1;
-      pairs += all, dense_pairs += all;
+      pairs += all;
+      dense_pairs += all;
       if (budgets.empty()) continue;
       const int32_t reads = budget[g.row + j] = layout && j < g.len / 3 ? INT32_MAX : budgets[i];
       pairs += listed_slots(all, reads, d["block"]) - all;
-      if (const int64_t blocks = blocks_of(all, d["block"]); blocks > reads) chosen += blocks, choosers++;
+      if (const int64_t blocks = blocks_of(all, d["block"]); blocks > reads) {
+        chosen += blocks;
+        choosers++;
+      }
     }
   }
 }
@@ -191,15 +201,18 @@ std::vector<int32_t> random_blocks(const std::vector<int64_t>& total, const std:
 // ---- pages
 
 Pages::Pages(std::vector<int32_t> slots_of_rows, bool apart) : slots(std::move(slots_of_rows)) {
-  for (int32_t n : slots)
-    per_row = std::max(per_row, blocks_of(n, kPageSlots) + apart), count += blocks_of(n, kPageSlots);
+  for (int32_t n : slots) {
+    per_row = std::max(per_row, blocks_of(n, kPageSlots) + apart);
+    count += blocks_of(n, kPageSlots);
+  }
   const int64_t used = count;
   if (apart) count = 2 * used + 1;  // enough to make every page a fresh one
   const std::vector<int32_t> order = shuffled(count);
   auto next = order.begin();
   for (size_t r = 0; r < slots.size(); r++) {
     const int64_t n = blocks_of(slots[r], kPageSlots);
-    table.insert(table.end(), next, next + n), next += n;
+    table.insert(table.end(), next, next + n);
+    next += n;
     table.resize((r + 1) * per_row, -1);
   }
   spare.assign(next, order.end());
@@ -280,7 +293,9 @@ Sequences::Sequences(const Dims& d, int64_t new_rows) {
     first = d.own.first;
   } else if (const int64_t layout = d["layout"]) {
     const PagedLayout& x = paged_layouts()[static_cast<size_t>(layout - 1)];
-    sequences = x.sequences, first = x.first, budget.assign(x.budget.rbegin(), x.budget.rend());
+    sequences = x.sequences;
+    first = x.first;
+    budget.assign(x.budget.rbegin(), x.budget.rend());
   } else {
     if (new_rows > d["L"]) fail("T=", new_rows, " is more than the L=", d["L"], " slots of a sequence");
     sequences.assign(static_cast<size_t>(d["B"]), {static_cast<int32_t>(new_rows), d.i32("L")});
@@ -292,7 +307,9 @@ Sequences::Sequences(const Dims& d, int64_t new_rows) {
     const int64_t r = count;
     list.push_back({static_cast<int32_t>(rows), count, all, n - 1 - static_cast<int32_t>(list.size())});
     by_row.insert(by_row.begin(), all);
-    rows += r, slots += all, pairs += r * (all - r) + r * (r + 1) / 2;
+    rows += r;
+    slots += all;
+    pairs += r * (all - r) + r * (r + 1) / 2;
   }
   pages = Pages(by_row, apart);
 }
@@ -352,7 +369,8 @@ Compressions::Compressions(const Dims& d)
   std::vector<int32_t> slots;
   window_rows = regular ? 0 : 2;
   for (KvCompression& e : list) {
-    e.window_row = static_cast<int32_t>(window_rows), window_rows += window + !regular;
+    e.window_row = static_cast<int32_t>(window_rows);
+    window_rows += window + !regular;
     slots.push_back(e.slots);
     most_slots = std::max<int64_t>(most_slots, e.slots + (regular ? 0 : 3));
     most_kept = std::max<int64_t>(most_kept, e.keep + !regular);

@@ -21,7 +21,8 @@ Call linear_fwd(Operands& o, const Dims& d) {
   const int64_t M = d["M"], N = d["N"], K = d["K"], gap = d["gap"];
   LinearFwd a{};
   a.y = d["in_place"] ? o.inout("y", {M, N}, gap) : o.out("y", {M, N}, gap);
-  a.x = o.in("x", {M, K}, gap), a.w = o.weight("w", N, K);
+  a.x = o.in("x", {M, K}, gap);
+  a.w = o.weight("w", N, K);
   if (d["bias"]) a.bias = o.in("bias", {N});
   if (d["residual"]) a.residual = d["in_place"] ? a.y : o.in("residual", {M, N}, gap ? gap + 1 : 0);
   if (const int64_t n = linear_sums(M, N, K); n > 0 && o.act == DType::bf16 && d["apart"])
@@ -45,7 +46,8 @@ Call linear_bwd_weight(Operands& o, const Dims& d) {
   LinearBwdWeight a{};
   a.dw = o.stat_inout("dw", {N, K});
   if (d["bias"]) a.dbias = o.stat_inout("dbias", {N});
-  a.dy = o.in("dy", {M, N}, gap), a.x = o.in("x", {M, K}, gap);
+  a.dy = o.in("dy", {M, N}, gap);
+  a.x = o.in("x", {M, K}, gap);
   return a;
 }
 

@@ -34,8 +34,10 @@ Tensor tiles(Operands& o, const Dims& d, const Fill& logits, double temperature)
         const auto begin = z.begin() + r * V + t * kVocabTile,
                    end = z.begin() + r * V + std::min(V, (t + 1) * kVocabTile);
         const double top = row[3 * t] = *std::max_element(begin, end);
-        for (auto x = begin; x != end; ++x)
-          row[3 * t + 1] += std::exp(*x - top), row[3 * t + 2] += (*x - top) * std::exp(*x - top);
+        for (auto x = begin; x != end; ++x) {
+          row[3 * t + 1] += std::exp(*x - top);
+          row[3 * t + 2] += (*x - top) * std::exp(*x - top);
+        }
       }
       row[3 * count] = z[static_cast<size_t>(r * V + target[static_cast<size_t>(r)])];
     }
@@ -100,12 +102,19 @@ Call logits_loss(Operands& o, const Dims& d) {
   const int64_t R = d["R"], V = d["V"];
   LogitsLoss a{};
   a.spec = {static_cast<PolicyLoss>(d["policy"]), static_cast<KlLoss>(d["kl"]), .2f, d.share("clip_high")};
-  a.spec.clip_c = d.share("clip_c"), a.spec.kl_coef = d.share("kl_coef"), a.spec.entropy_coef = d.share("entropy_coef");
+  a.spec.clip_c = d.share("clip_c");
+  a.spec.kl_coef = d.share("kl_coef");
+  a.spec.entropy_coef = d.share("entropy_coef");
   a.spec.temperature = d.share("temperature");
-  a.logprob = o.stat_out("logprob", {R}), a.entropy = o.stat_out("entropy", {R}), a.loss = o.stat_out("loss", {R});
-  a.kl = o.stat_out("kl", {R}), a.clipped = o.index_out("clipped", {R});
-  a.logits = o.inout("logits", {R, V}, scaled(kScale)), a.target = targets(o, d);
-  a.weight = o.stat_in("weight", {R}, kWeight), a.kl_weight = o.stat_in("kl_weight", {R}, kWeight);
+  a.logprob = o.stat_out("logprob", {R});
+  a.entropy = o.stat_out("entropy", {R});
+  a.loss = o.stat_out("loss", {R});
+  a.kl = o.stat_out("kl", {R});
+  a.clipped = o.index_out("clipped", {R});
+  a.logits = o.inout("logits", {R, V}, scaled(kScale));
+  a.target = targets(o, d);
+  a.weight = o.stat_in("weight", {R}, kWeight);
+  a.kl_weight = o.stat_in("kl_weight", {R}, kWeight);
   a.advantage = o.stat_in("advantage", {R}, scaled(1.5));
   a.old_logprob = o.stat_in("old_logprob", {R}, d["own"] ? Fill(std::vector<double>(R, NAN)) : near_logprob(d, 0.4));
   if (a.spec.policy == PolicyLoss::gspo) a.log_ratio = o.stat_in("log_ratio", {R}, scaled(0.3));
@@ -117,7 +126,10 @@ Call logits_loss(Operands& o, const Dims& d) {
   if (const int64_t centring = d["centring"]) {
     a.spec.centring = {.on = true, .by_ratio = centring != 1};
     if (centring == 2) a.spec.centring.cap = 1.1f;
-    if (centring == 3) a.spec.centring.low = .6f, a.spec.centring.high = 1.7f;
+    if (centring == 3) {
+      a.spec.centring.low = .6f;
+      a.spec.centring.high = 1.7f;
+    }
     a.sampler_logits = o.in("sampler_logits", {R, V}, scaled(kScale));
   }
   a.tiles = tiles(o, d, scaled(kScale), a.spec.temperature);
@@ -161,11 +173,13 @@ Call keep_listed(Operands& o, const Dims& d) {
 Call sample(Operands& o, const Dims& d) {
   const int64_t R = d["R"];
   Sample a{};
-  a.token = o.index_out("token", {R}), a.logprob = o.stat_out("logprob", {R});
+  a.token = o.index_out("token", {R});
+  a.logprob = o.stat_out("logprob", {R});
   const Fill logits = rounded(kScale, 8);  // many ties, as in bf16
   a.logits = o.in("logits", {R, d["V"]}, logits);
   a.counter = o.index("counter", {R, 3}, below("counter", R * 3, INT32_MAX));
-  a.key = rng_key(7, RngStream::sample, 3), a.temperature = d["greedy"] ? 0 : d.share("temperature");
+  a.key = rng_key(7, RngStream::sample, 3);
+  a.temperature = d["greedy"] ? 0 : d.share("temperature");
   a.tiles = tiles(o, d, logits, d["greedy"] ? 1 : a.temperature);
   return a;
 }

@@ -27,7 +27,9 @@ Call kv_merge(Operands& o, const Dims& d) {
     std::vector<int32_t> rows(static_cast<size_t>(E));
     std::iota(rows.rbegin(), rows.rend(), 0);
     a.threshold = o.stat_inout("threshold", {E}, Fill(thresholds, true));
-    a.threshold_row = o.index("threshold_row", {E}, rows), a.ema_old = 0.75f, a.ema_new = 0.5f;
+    a.threshold_row = o.index("threshold_row", {E}, rows);
+    a.ema_old = 0.75f;
+    a.ema_new = 0.5f;
   }
   return a;
 }

@@ -13,7 +13,9 @@ Call rmsnorm_fwd(Operands& o, const Dims& d) {
   RmsnormFwd a{};
   if (!d["in_place"]) a.y = o.out("y", shape, d["gap"]);
   a.x = d["in_place"] ? a.y = o.inout("x", shape, d["gap"]) : o.in("x", shape, d["gap"]);
-  a.rstd = o.stat_out("rstd", {d["N"]}), a.w = o.in("w", {d["C"]}), a.eps = 1e-6f;
+  a.rstd = o.stat_out("rstd", {d["N"]});
+  a.w = o.in("w", {d["C"]});
+  a.eps = 1e-6f;
   return a;
 }
 Call rmsnorm_bwd(Operands& o, const Dims& d) {
@@ -26,7 +28,8 @@ Call rmsnorm_bwd(Operands& o, const Dims& d) {
     a.dw = o.stat_inout("dw", {d["C"]});
     a.parts = o.stat_scratch("parts", {norm_strands(d["N"], o.act), d["C"]});
   }
-  a.x = o.in("x", shape, d["gap"]), a.w = o.in("w", {d["C"]});
+  a.x = o.in("x", shape, d["gap"]);
+  a.w = o.in("w", {d["C"]});
   a.rstd = o.stat_in("rstd", {d["N"]}, positive());
   return a;
 }

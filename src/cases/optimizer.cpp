@@ -21,10 +21,19 @@ Call adamw(Operands& o, const Dims& d) {
   };
   AdamW a{};
   a.p = outputs ? o.weight("p", outputs, n, Use::inout).packed : o.inout("p", shape);
-  a.m = moment("m", scaled(1)), a.v = moment("v", positive(0.01)), a.grad = o.stat_in("grad", shape);
-  a.norm = o.stat_in("norm", {1}, Fill({d.share("norm")}, true)), a.max_norm = d.share("max_norm");
-  a.lr = 1e-2f, a.beta1 = 0.9f, a.beta2 = 0.999f, a.eps = 1e-8f, a.weight_decay = d.share("weight_decay");
-  a.step = d["step"], a.key = 0x123456789abcdef, a.first = d["first"];
+  a.m = moment("m", scaled(1));
+  a.v = moment("v", positive(0.01));
+  a.grad = o.stat_in("grad", shape);
+  a.norm = o.stat_in("norm", {1}, Fill({d.share("norm")}, true));
+  a.max_norm = d.share("max_norm");
+  a.lr = 1e-2f;
+  a.beta1 = 0.9f;
+  a.beta2 = 0.999f;
+  a.eps = 1e-8f;
+  a.weight_decay = d.share("weight_decay");
+  a.step = d["step"];
+  a.key = 0x123456789abcdef;
+  a.first = d["first"];
   if (o.act == DType::bf16) a.master = o.stat_inout("master", shape);
   return a;
 }

@@ -11,11 +11,15 @@ Call attn_paged(Operands& o, const Dims& d) {
   const Sequences s(d, d["T"]);
   const int64_t H = d["H"], K = d["K"], D = d["D"];
   AttnPaged a{};
-  a.o = o.out("o", {s.rows, H, D}), a.q = o.in("q", {s.rows, H, D}, d["gap"]);
+  a.o = o.out("o", {s.rows, H, D});
+  a.q = o.in("q", {s.rows, H, D}, d["gap"]);
   a.k_pages = o.in("k_pages", s.pages.k(d), s.pages.present());
   a.v_pages = o.in("v_pages", s.pages.v(d), s.pages.present(D));
-  a.page_table = s.put_table(o, d), a.queries = s.put_queries(o);
-  a.pairs = s.pairs, a.slots = s.slots, a.scale = scale(d);
+  a.page_table = s.put_table(o, d);
+  a.queries = s.put_queries(o);
+  a.pairs = s.pairs;
+  a.slots = s.slots;
+  a.scale = scale(d);
   const auto widest = [&](int64_t rows, int64_t slots, bool listed) {
     a.pieces += paged_pieces(rows, slots, listed);
     a.most_pairs = std::max(a.most_pairs, paged_block_pairs(rows, slots, H / K, listed));
@@ -45,11 +49,13 @@ Call attn_paged(Operands& o, const Dims& d) {
     const int64_t r = e.rows, read = r == 1 ? listed_slots(e.slots, budget[e.table_row], d["block"]) : e.slots;
     total[e.table_row] = r == 1 ? e.slots : 0;
     widest(r, read, read < e.slots);
-    a.slots += read, a.pairs += r == 1 ? read : r * (e.slots - r) + r * (r + 1) / 2;
+    a.slots += read;
+    a.pairs += r == 1 ? read : r * (e.slots - r) + r * (r + 1) / 2;
   }
   const int64_t room = *std::max_element(budget.begin(), budget.end());
   a.blocks = o.index("blocks", {s.count(), K, room}, random_blocks(total, budget, K, room, d["block"]));
-  a.budget = o.index("budget", {s.count()}, budget), a.block = d.i32("block");
+  a.budget = o.index("budget", {s.count()}, budget);
+  a.block = d.i32("block");
   return a;
 }
 
@@ -59,7 +65,8 @@ Call kv_copy_pages(Operands& o, const Dims& d) {
   std::vector<int32_t> pairs = shuffled(2 * n);
   for (size_t i = 2; d["twice"] && i < pairs.size(); i += 4) pairs[i] = pairs[i - 2];
   KvCopyPages a{};
-  a.k_pages = o.inout("k_pages", {2 * n, K, D, kPageSlots}), a.v_pages = o.inout("v_pages", {2 * n, K, kPageSlots, D});
+  a.k_pages = o.inout("k_pages", {2 * n, K, D, kPageSlots});
+  a.v_pages = o.inout("v_pages", {2 * n, K, kPageSlots, D});
   a.pairs = o.index("pairs", {n, 2}, pairs);
   if (!d["beside"]) return a;
   const Shape beside{2 * n, K, kPageSlots};

@@ -51,18 +51,26 @@ Call qk_norm_rope_bwd(Operands& o, const Dims& d) {
   QkNormRopeBwd a{};
   a.dx = d["in_place"] ? o.inout("dx", {N, h, D}, gap) : o.out("dx", {N, h, D}, gap);
   a.dy = d["in_place"] ? a.dx : o.in("dy", {N, h, D}, gap ? gap + 2 : 0);
-  if (!d["frozen"]) a.dq_norm = o.stat_inout("dq_norm", {D}), a.dk_norm = o.stat_inout("dk_norm", {D});
+  if (!d["frozen"]) {
+    a.dq_norm = o.stat_inout("dq_norm", {D});
+    a.dk_norm = o.stat_inout("dk_norm", {D});
+  }
   if (!d["frozen"]) a.parts = o.stat_scratch("parts", {norm_parts(N * h), 2, D});
-  a.x = o.in("x", {N, h, D}, gap), a.rstd = o.stat_in("rstd", {N, h}, positive());
-  a.q_norm = o.in("q_norm", {D}), a.k_norm = o.in("k_norm", {D});
-  a.table = table, a.pos = pos, a.q_heads = d["H"];
+  a.x = o.in("x", {N, h, D}, gap);
+  a.rstd = o.stat_in("rstd", {N, h}, positive());
+  a.q_norm = o.in("q_norm", {D});
+  a.k_norm = o.in("k_norm", {D});
+  a.table = table;
+  a.pos = pos;
+  a.q_heads = d["H"];
   return a;
 }
 
 Call kv_write(Operands& o, const Dims& d) {
   const Sequences s(d, d["T"]);
   KvWrite a{};
-  a.k_pages = o.inout("k_pages", s.pages.k(d)), a.v_pages = o.inout("v_pages", s.pages.v(d));
+  a.k_pages = o.inout("k_pages", s.pages.k(d));
+  a.v_pages = o.inout("v_pages", s.pages.v(d));
   if (d["rope"]) {
     const Tensor table = o.stat_in("table", {11, d["D"]}), at = o.index("at", {s.rows}, below("at", s.rows, 11));
     a.rotation.rope = {o.inout("x", {s.rows, d["H"] + d["K"], d["D"]}, d["gap"]), table, at};
@@ -71,7 +79,8 @@ Call kv_write(Operands& o, const Dims& d) {
     a.k = o.in("k", {s.rows, d["K"], d["D"]}, d["gap"]);
   }
   a.v = o.in("v", {s.rows, d["K"], d["D"]}, d["gap"]);
-  a.page_table = s.put_table(o, d), a.queries = s.put_queries(o);
+  a.page_table = s.put_table(o, d);
+  a.queries = s.put_queries(o);
   if (!d["pos"]) return a;
   a.pos_pages = o.index_inout("pos_pages", s.pages.beside(d), s.pages.positions(d["K"]));
   a.pos = o.index("pos", {s.rows}, below("pos", s.rows, 1000));

@@ -62,8 +62,10 @@ class SocketComm final : public Comm {
     const auto start = WatchClock::now();
     std::vector<Sizes> own_sizes = sizes_of(out, in), sizes = own_sizes;
     std::vector<Piece> told, heard;
-    for (size_t q = 0; q < n; q++)
-      told.push_back({&own_sizes[q], sizeof(Sizes)}), heard.push_back({&sizes[q], sizeof(Sizes)});
+    for (size_t q = 0; q < n; q++) {
+      told.push_back({&own_sizes[q], sizeof(Sizes)});
+      heard.push_back({&sizes[q], sizeof(Sizes)});
+    }
     transfer(told, heard);
     expect_sizes(rank_, own_sizes, sizes);
     transfer({out.begin(), out.end()}, {in.begin(), in.end()});
@@ -100,9 +102,10 @@ class SocketComm final : public Comm {
     if (!rest.bytes) return;
     constexpr size_t kMost = 1 << 20;  // so that others get their turn
     const ssize_t n = call({rest.data, std::min(rest.bytes, kMost)});
-    if (n > 0)
-      rest.data = static_cast<char*>(rest.data) + n, rest.bytes -= static_cast<size_t>(n);
-    else if (n == 0 || (errno != EAGAIN && errno != EINTR))
+    if (n > 0) {
+      rest.data = static_cast<char*>(rest.data) + n;
+      rest.bytes -= static_cast<size_t>(n);
+    } else if (n == 0 || (errno != EAGAIN && errno != EINTR))
       other_has_ended();
   }
   // The launcher knows how, says it, and ends this rank as well.
@@ -114,7 +117,10 @@ class SocketComm final : public Comm {
   // A thread of its own: a process that is frozen does not end.
   void beat(const std::stop_token& stop) {
     for (auto told = WatchClock::time_point{}; !stop.stop_requested();) {
-      if (seconds_since(told) > pulse_period(timeout)) tell(false), told = WatchClock::now();
+      if (seconds_since(told) > pulse_period(timeout)) {
+        tell(false);
+        told = WatchClock::now();
+      }
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   }
@@ -233,7 +239,8 @@ class Launcher {
     end_all("", 0);
     std::signal(signal, SIG_DFL);
     sigset_t one;
-    sigemptyset(&one), sigaddset(&one, signal);
+    sigemptyset(&one);
+    sigaddset(&one, signal);
     raise(signal);
     sigprocmask(SIG_UNBLOCK, &one, nullptr);
     _exit(128 + signal);
@@ -265,7 +272,8 @@ std::vector<std::vector<int>> connect_sockets(int ranks) {
   for (size_t r = 0; r < n; r++)
     for (size_t q = 0; q < r; q++) {
       const auto ends = socket_pair(SOCK_STREAM);
-      sockets[r][q] = ends[0], sockets[q][r] = ends[1];
+      sockets[r][q] = ends[0];
+      sockets[q][r] = ends[1];
     }
   return sockets;
 }
@@ -291,7 +299,8 @@ void start_ranks(int ranks) {
     if (process < 0) throw Error(Exit::failed, cat("no process for rank ", rank, ": ", std::strerror(errno)));
     if (process == 0) {
       bind_to(launcher, rank);
-      processes.close_all(), close(pulses[0]);
+      processes.close_all();
+      close(pulses[0]);
       for (int r = 0; r < ranks; r++)
         for (const int socket : sockets[static_cast<size_t>(r)])
           if (r != rank && socket >= 0) close(socket);

@@ -30,7 +30,8 @@ class Room {
     if (closed_) throw Ended();
     const uint64_t round = round_;
     if (++here_ == ranks) {
-      here_ = 0, round_++;
+      here_ = 0;
+      round_++;
       all_here_.notify_all();
       return;
     }
@@ -67,7 +68,8 @@ class Member final : public Comm {
     const auto n = static_cast<size_t>(room_.ranks), own = static_cast<size_t>(rank_);
     expect(out.size() == n && in.size() == n, "an exchange of ", out.size(), " and ", in.size(), " pieces, of ", n,
            " ranks");
-    room_.out[own] = out, room_.in[own] = in;
+    room_.out[own] = out;
+    room_.in[own] = in;
     meet();
     std::string wrong;
     for (size_t q = 0; q < n && wrong.empty(); q++) wrong = cat(differs(q, own), differs(own, q));

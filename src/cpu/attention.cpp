@@ -65,7 +65,8 @@ class Turns {
     if (piece_.segment)
       f(AttnTurn{
           .piece = piece_, .next = next, .packed = shared_slots(before_, piece_), .room = 0, .scratch = nullptr});
-    before_ = piece_, piece_ = next;
+    before_ = piece_;
+    piece_ = next;
   }
 
  private:
@@ -184,7 +185,8 @@ void attn_fwd(const AttnFwd& a, Stream) {
   parallel(n, time / static_cast<double>(n), [&](Interval range) {
     float* const room_of_thread = scratch((2 * room + kAttnRows) * padded);
     const auto attend = [&](AttnTurn turn) {
-      turn.room = room, turn.scratch = room_of_thread;
+      turn.room = room;
+      turn.scratch = room_of_thread;
       k.attn_fwd(args, turn);
     };
     Turns turns;
@@ -223,7 +225,8 @@ std::vector<int64_t> chains(const SegmentRow* s, int64_t n, const int32_t* lists
     add(own, own_stride, {s[i].row, int64_t{s[i].row} + s[i].len});
     if (lists) {
       const ListedRows listed(lists, kv_heads, s[i]);
-      add(own, own_stride, listed.own), add(parent, parent_stride, listed.parent);
+      add(own, own_stride, listed.own);
+      add(parent, parent_stride, listed.parent);
     } else {
       add(parent, parent_stride, {s[i].parent_row, int64_t{s[i].parent_row} + s[i].parent_len});
     }
@@ -247,11 +250,19 @@ std::vector<int64_t> chains(const SegmentRow* s, int64_t n, const int32_t* lists
 AttnBwdArgs attn_bwd_args(const char* op, const AttnBwd& a) {
   AttnBwdArgs args{};
   args.fwd = attn_args(op, a);
-  args.dq = a.dq.as<float>(), args.dk = a.dk.as<float>(), args.dv = a.dv.as<float>();
-  args.dpk = a.dpk.as<float>(), args.dpv = a.dpv.as<float>(), args.d_o = a.d_o.as<float>();
-  args.o_stride = a.o.stride[0], args.do_stride = a.d_o.stride[0], args.dq_stride = a.dq.stride[0];
-  args.dk_stride = a.dk.stride[0], args.dv_stride = a.dv.stride[0];
-  args.dpk_stride = a.dpk.stride[0], args.dpv_stride = a.dpv.stride[0];
+  args.dq = a.dq.as<float>();
+  args.dk = a.dk.as<float>();
+  args.dv = a.dv.as<float>();
+  args.dpk = a.dpk.as<float>();
+  args.dpv = a.dpv.as<float>();
+  args.d_o = a.d_o.as<float>();
+  args.o_stride = a.o.stride[0];
+  args.do_stride = a.d_o.stride[0];
+  args.dq_stride = a.dq.stride[0];
+  args.dk_stride = a.dk.stride[0];
+  args.dv_stride = a.dv.stride[0];
+  args.dpk_stride = a.dpk.stride[0];
+  args.dpv_stride = a.dpv.stride[0];
   return args;
 }
 
@@ -319,7 +330,8 @@ void attn_bwd(const AttnBwd& a, Stream) {
   const int64_t room = longest(c.segments, a.segments.shape[0]), padded = round16(args.fwd.head_dim);
   for_chains(c, a.k.shape[1], 2.5 * pair_nanoseconds(args.fwd.head_dim) * static_cast<double>(a.pairs * args.fwd.heads),
              [&](AttnTurn turn) {
-               turn.room = room, turn.scratch = scratch((3 * room + 3 * kAttnBwdRows + kAttnBwdSlots) * padded);
+               turn.room = room;
+               turn.scratch = scratch((3 * room + 3 * kAttnBwdRows + kAttnBwdSlots) * padded);
                cpu_kernels().attn_bwd(args, turn);
              });
 }

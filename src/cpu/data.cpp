@@ -60,7 +60,8 @@ void hash_runs(const HashRuns& a, Stream) {
       const int64_t begin = r * a.run, end = std::min(begin + a.run, n);
       const uint64_t first = a.first + static_cast<uint64_t>(a.each ? 0 : begin);
       const uint64_t sum = k.hash_run(x + begin, end - begin, first);
-      hash[2 * r] = static_cast<int32_t>(sum), hash[2 * r + 1] = static_cast<int32_t>(sum >> 32);
+      hash[2 * r] = static_cast<int32_t>(sum);
+      hash[2 * r + 1] = static_cast<int32_t>(sum >> 32);
     }
   });
 }

@@ -51,8 +51,10 @@ void truncate_row(float* row, int64_t vocabulary, const Truncate& a) {
       const uint64_t with_half = sum + units(first, middle);
       if (static_cast<double>(with_half) >= goal)
         last = middle;
-      else
-        first = middle, sum = with_half;
+      else {
+        first = middle;
+        sum = with_half;
+      }
     }
     end = last;
   }
@@ -107,7 +109,8 @@ void overlap_probs(const OverlapProbs& a, Stream) {
       int64_t n = -1;
       if (!all) {
         const std::vector<int32_t>& common = common_ids(pi, qi, vocabulary, a.top_k);
-        ids = common.data(), n = static_cast<int64_t>(common.size());
+        ids = common.data();
+        n = static_cast<int64_t>(common.size());
       }
       k.overlap(overlap + i, mass + i, pi, qi, vocabulary, a.temperature, a.lambda, ids, n, scratch_of(vocabulary));
     }

@@ -34,7 +34,8 @@ struct Head {
     const float* angle = a.rope.as<float>() + a.compact.pos_pages.as<int32_t>()[at(slot)] * head_dim;
     for (int64_t d = 0, half = head_dim / 2; d < half; d++) {
       const float u = k[d], v = k[d + half], s = angle[half + d] * sign;
-      k[d] = u * angle[d] - v * s, k[d + half] = v * angle[d] + u * s;
+      k[d] = u * angle[d] - v * s;
+      k[d + half] = v * angle[d] + u * s;
     }
   }
   float* row(int64_t kept) const { return merged + kept * (2 * head_dim + 1); }

@@ -55,7 +55,8 @@ void attend_listed(const PagedArgs& a, const PagedRow& q, int64_t kv_head, const
   const int32_t* const table = a.page_table ? a.page_table + q.table_row * a.table_stride : nullptr;
   PagedArgs listed = a;
   PagedRow row = q;
-  row.slots = static_cast<int32_t>(lists.count(list_row, q.slots)), row.table_row = 0;
+  row.slots = static_cast<int32_t>(lists.count(list_row, q.slots));
+  row.table_row = 0;
   float* const memory = scratch + paged_scratch(row.slots, head_dim);
   if (block == kPageSlots) {
     int32_t* const pages = reinterpret_cast<int32_t*>(memory);
@@ -73,8 +74,11 @@ void attend_listed(const PagedArgs& a, const PagedRow& q, int64_t kv_head, const
       std::memcpy(values + to * head_dim, a.v_pages + from + slot % kPageSlots * head_dim,
                   static_cast<size_t>(4 * head_dim) * sizeof(float));
     }
-    listed.k_pages = keys, listed.v_pages = values, listed.page_table = nullptr;
-    listed.head_step = 0, listed.page_step = page;
+    listed.k_pages = keys;
+    listed.v_pages = values;
+    listed.page_table = nullptr;
+    listed.head_step = 0;
+    listed.page_step = page;
   }
   cpu_kernels().attn_paged(listed, row, kv_head, scratch);
 }

@@ -58,7 +58,8 @@ void Compressor::compress_some(std::span<const Due> due, Arena& scratch) {
     rings.push_back(run->tokens % policy_.window());
     cache_.cut(run->sequence, layer, first, first + kept, run->decodes(), src_pages.data() + i * width,
                dst_pages.data() + i * width);
-    most_slots = std::max<int64_t>(most_slots, slots), most_kept = std::max(most_kept, kept);
+    most_slots = std::max<int64_t>(most_slots, slots);
+    most_kept = std::max(most_kept, kept);
     if (counted) counted(*run, slots - first - kept);
   }
   const ArenaScope scope(scratch);

@@ -195,7 +195,10 @@ void KvCache::upload_tables() {
   for (int64_t i = 0; i < std::ssize(sequences_); i++) {
     Sequence& s = sequences_[static_cast<size_t>(i)];
     if (!s.open || !std::exchange(s.changed, false)) continue;
-    if (end == first || i - end > gap) upload(), first = i;
+    if (end == first || i - end > gap) {
+      upload();
+      first = i;
+    }
     end = i + 1;
   }
   upload();

@@ -57,7 +57,8 @@ void PagedAttention::attend(int layer, const Rotation& rotation, const Tensor& q
                  .cuts = cuts_};
   if (const Tensor first = policy_ ? policy_->mass_first() : Tensor{}; first) {
     const Tensor& mass = cache_.fields.mass;
-    args.mass_pages = mass, args.first = first;
+    args.mass_pages = mass;
+    args.first = first;
     if (q.dtype == DType::bf16)
       args.weights = scratch_.alloc("kv.weights", mass.dtype,
                                     {mass.shape[0], k.shape[1], q.shape[1] / k.shape[1] + 1, kPageSlots});

@@ -29,7 +29,8 @@ bool has_layout(const Tensor& t, Contract::Layout layout) {
   want += "]";
   if (found == want) {  // it is the strides
     for (int i = 0; i < t.rank; i++) found += cat(i ? ", " : " with strides (", t.stride[i]);
-    found += ")", want = layout == Contract::strided ? "contiguous rows" : "it contiguous";
+    found += ")";
+    want = layout == Contract::strided ? "contiguous rows" : "it contiguous";
   }
   throw std::logic_error(cat(op, ": ", name, " is ", found, ", expected ", want));
 }

@@ -11,7 +11,11 @@ struct Cost {
   int64_t flops = 0, read = 0, written = 0;  // multiply-adds x 2; bytes; bytes
   int64_t sent = 0, abroad = 0;              // bytes to other ranks; of these, bytes to ranks of other machines
   Cost& operator+=(const Cost& o) {
-    flops += o.flops, read += o.read, written += o.written, sent += o.sent, abroad += o.abroad;
+    flops += o.flops;
+    read += o.read;
+    written += o.written;
+    sent += o.sent;
+    abroad += o.abroad;
     return *this;
   }
   bool operator==(const Cost&) const = default;

@@ -40,7 +40,10 @@ Comm::Piece piece(const Tensor& t, int64_t first, int64_t count) {
 std::vector<Comm::Piece> parts(const Tensor& t, const std::vector<int64_t>& counts) {
   std::vector<Comm::Piece> all;
   int64_t at = 0;
-  for (const int64_t n : counts) all.push_back(piece(t, at, n)), at += n;
+  for (const int64_t n : counts) {
+    all.push_back(piece(t, at, n));
+    at += n;
+  }
   return all;
 }
 std::vector<Comm::Piece> parts(const Tensor& t, const std::vector<int64_t>& first, const std::vector<int64_t>& counts) {
@@ -52,7 +55,8 @@ std::vector<Comm::Piece> parts(const Tensor& t, const std::vector<int64_t>& firs
 }  // namespace
 
 void AllToAll::check(Contract& c) const {
-  check_counts(c, "first", first, *comm), check_counts(c, "sent", sent, *comm);
+  check_counts(c, "first", first, *comm);
+  check_counts(c, "sent", sent, *comm);
   check_counts(c, "received", received, *comm);
   c.tensor("y", y, x.dtype, {sum(received)});
   c.tensor("x", x, x.dtype, {x.shape[0]});

@@ -25,7 +25,10 @@ template <class T>
 void check_row(const char* op, int output, const Tensor& t, int64_t row, const void* host) {
   const int64_t last = t.shape[t.rank - 1];
   int64_t rest = row, offset = 0;
-  for (int i = t.rank - 2; i >= 0; i--) offset += rest % t.shape[i] * t.stride[i], rest /= t.shape[i];
+  for (int i = t.rank - 2; i >= 0; i--) {
+    offset += rest % t.shape[i] * t.stride[i];
+    rest /= t.shape[i];
+  }
   for (int64_t c = 0; c < last; c++)
     if (const auto x = widened(static_cast<const T*>(host)[offset + c]); !std::isfinite(x))
       throw Error(Exit::non_finite, cat(op, ": output ", output, " ", t.str(), " holds ", number_text(x), " at row ",
@@ -66,7 +69,9 @@ void Ledger::add(const Ledger& other) {
   for (const auto& [phase, ops] : other.phases)
     for (const auto& [op, more] : ops) {
       Line& line = phases[phase][op];
-      line.calls += more.calls, line.cost += more.cost, line.seconds += more.seconds;
+      line.calls += more.calls;
+      line.cost += more.cost;
+      line.seconds += more.seconds;
       if (more.min_rows && (line.min_rows == 0 || more.min_rows < line.min_rows)) line.min_rows = more.min_rows;
     }
 }
@@ -129,14 +134,16 @@ void Device::stage(const Upload& a) {
   if (!staging_) throw Error(Exit::memory, cat("no ", kStaging, " bytes of page-locked memory can be had"));
   const auto* src = static_cast<const char*>(a.src);
   Tensor rest = a.dst.flat();
-  rest.shape[0] = static_cast<int64_t>(a.dst.bytes()), rest.dtype = DType::u8;
+  rest.shape[0] = static_cast<int64_t>(a.dst.bytes());
+  rest.dtype = DType::u8;
   while (rest.size() > 0) {
     if (staged_ == kStaging) wait();
     const size_t n = std::min(rest.bytes(), kStaging - staged_);
     std::memcpy(staging_ + staged_, src, n);
     table_.upload({rest.rows(0, static_cast<int64_t>(n)), staging_ + staged_}, stream_);
     staged_ = std::min(kStaging, (staged_ + n + 63) / 64 * 64);
-    src += n, rest = rest.rows(static_cast<int64_t>(n), rest.size() - static_cast<int64_t>(n));
+    src += n;
+    rest = rest.rows(static_cast<int64_t>(n), rest.size() - static_cast<int64_t>(n));
   }
 }
 
@@ -174,7 +181,8 @@ void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a
   using Clock = std::chrono::steady_clock;
   const Range range(*this, op);
   check(op, a, table_.act);
-  comm.doing.store(op, std::memory_order_relaxed), comm.calls.fetch_add(1, std::memory_order_relaxed);
+  comm.doing.store(op, std::memory_order_relaxed);
+  comm.calls.fetch_add(1, std::memory_order_relaxed);
   const auto start = timed ? Clock::now() : Clock::time_point{};
   if constexpr (std::is_same_v<Args, Upload>) {
     table_.staging ? stage(a) : fn(a, stream_);
@@ -186,7 +194,8 @@ void Device::call(const char* op, void (*fn)(const Args&, Stream), const Args& a
   if (ledger) {
     Ledger::Line& line = ledger->phases[phase][op];
     const Cost c = a.cost();
-    line.calls++, line.cost += c;
+    line.calls++;
+    line.cost += c;
     line.seconds += estimate ? estimate(op, c, [&](int n) { return stretch_of(a, n); })
                              : std::chrono::duration<double>(end - start).count();
     if (const int64_t rows = linear_rows(a); rows && (line.min_rows == 0 || rows < line.min_rows)) line.min_rows = rows;

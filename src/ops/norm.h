@@ -46,7 +46,10 @@ struct RmsnormBwd {
     c.act("x", x, {N, C}, c.strided);
     c.that(C > 0, "x is ", x, ", expected columns");
     c.act("dx", dx, {N, C}, c.strided);
-    if (dw) c.stat("dw", dw, {C}), c.stat("parts", parts, {norm_strands(N, x.dtype), C});
+    if (dw) {
+      c.stat("dw", dw, {C});
+      c.stat("parts", parts, {norm_strands(N, x.dtype), C});
+    }
     c.act("dy", dy, {N, C}, c.strided);
     c.act("w", w, {C});
     c.stat("rstd", rstd, {N});

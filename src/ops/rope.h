@@ -90,9 +90,11 @@ struct QkNormRopeBwd {
     c.that(0 <= q_heads && q_heads <= heads, "q_heads is ", q_heads, ", expected 0 to ", heads);
     c.act("dx", dx, {N, heads, D}, c.strided);
     c.act("dy", dy, {N, heads, D}, c.strided);
-    if (dq_norm || dk_norm)
-      c.stat("dq_norm", dq_norm, {D}), c.stat("dk_norm", dk_norm, {D}),
-          c.stat("parts", parts, {norm_parts(N * heads), 2, D});
+    if (dq_norm || dk_norm) {
+      c.stat("dq_norm", dq_norm, {D});
+      c.stat("dk_norm", dk_norm, {D});
+      c.stat("parts", parts, {norm_parts(N * heads), 2, D});
+    }
     c.stat("rstd", rstd, {N, heads});
     c.act("q_norm", q_norm, {D});
     c.act("k_norm", k_norm, {D});

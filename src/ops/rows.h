@@ -57,7 +57,10 @@ inline KvWork kv_work(const KvCompression* compressions, int64_t n) {
   KvWork w;
   for (const KvCompression* e = compressions; e < compressions + n; e++) {
     const int64_t slots = e->slots - e->first;
-    w.slots += slots, w.candidates += slots - e->recent, w.kept += e->keep, w.pairs += slots * slots;
+    w.slots += slots;
+    w.candidates += slots - e->recent;
+    w.kept += e->keep;
+    w.pairs += slots * slots;
     w.crossed += (slots - e->keep) * e->keep;
   }
   return w;

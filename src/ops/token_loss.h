@@ -53,19 +53,33 @@ PARE_HOST_DEVICE inline TokenLoss<T> token_loss(const LossSpec& s, T lp, T old, 
       t.policy = t.clipped ? clip : plain;
       t.d_policy = t.clipped || !inside ? T(0) : plain;  // d(-A r)/dlp = -A r
       const T dual = -advantage * T(s.clip_c);
-      if (s.clip_c > 0 && advantage < 0 && dual < t.policy) t.policy = dual, t.d_policy = T(0), t.clipped = 2;
+      if (s.clip_c > 0 && advantage < 0 && dual < t.policy) {
+        t.policy = dual;
+        t.d_policy = T(0);
+        t.clipped = 2;
+      }
     }
   }
   if (s.kl == KlLoss::k1 || s.kl == KlLoss::k2 || s.kl == KlLoss::k3) {
     const T raw = ref - lp, x = raw < T(-20) ? T(-20) : raw > T(20) ? T(20) : raw;
     const T slope = raw == x ? T(1) : T(0);
-    if (s.kl == KlLoss::k1) t.kl = -x, t.d_kl = slope;
-    if (s.kl == KlLoss::k2) t.kl = x * x / 2, t.d_kl = -x * slope;
+    if (s.kl == KlLoss::k1) {
+      t.kl = -x;
+      t.d_kl = slope;
+    }
+    if (s.kl == KlLoss::k2) {
+      t.kl = x * x / 2;
+      t.d_kl = -x * slope;
+    }
     if (s.kl == KlLoss::k3) {
       const T e = exp(x), k3 = e - x - T(1);
-      t.kl = k3 > T(10) ? T(10) : k3, t.d_kl = k3 > T(10) ? T(0) : (T(1) - e) * slope;
+      t.kl = k3 > T(10) ? T(10) : k3;
+      t.d_kl = k3 > T(10) ? T(0) : (T(1) - e) * slope;
     }
-    if (s.kl_ratio) t.d_kl = r * (inside ? t.kl + t.d_kl : t.d_kl), t.kl = r * t.kl;
+    if (s.kl_ratio) {
+      t.d_kl = r * (inside ? t.kl + t.d_kl : t.d_kl);
+      t.kl = r * t.kl;
+    }
   }
   return t;
 }

@@ -17,11 +17,14 @@ void summarise(BlockSummary kind, int64_t begin, int64_t end, Key key, Put put) 
   double low = INFINITY, high = -INFINITY, sum = 0;
   for (int64_t slot = begin; slot < end; slot++) {
     const double x = key(slot);
-    low = std::min(low, x), high = std::max(high, x), sum += x;
+    low = std::min(low, x);
+    high = std::max(high, x);
+    sum += x;
   }
-  if (kind == BlockSummary::minmax)
-    put(0, low), put(1, high);
-  else
+  if (kind == BlockSummary::minmax) {
+    put(0, low);
+    put(1, high);
+  } else
     put(0, sum / static_cast<double>(end - begin));
 }
 

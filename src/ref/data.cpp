@@ -63,7 +63,8 @@ void hash_runs(const HashRuns& a, Stream) {
       for (int64_t i = r * a.run; i < std::min((r + 1) * a.run, a.x.shape[0]); i++)
         sum += HashRuns::element(a.first + static_cast<uint64_t>(a.each ? i - r * a.run : i),
                                  std::bit_cast<uint32_t>(static_cast<float>(x(i))));
-      hash(r, 0) = static_cast<int32_t>(sum), hash(r, 1) = static_cast<int32_t>(sum >> 32);
+      hash(r, 0) = static_cast<int32_t>(sum);
+      hash(r, 1) = static_cast<int32_t>(sum >> 32);
     }
   });
 }

@@ -93,7 +93,8 @@ void overlap_probs(const OverlapProbs& a, Stream) {
       double common = 1, kept = 1;
       for (int64_t v = 0; v < vocabulary; v++) {
         const double p = std::exp(log_p[v]), q = std::exp(log_q[v]);
-        common -= std::max(q - p, 0.0), kept -= std::max(q - p / a.lambda, 0.0);
+        common -= std::max(q - p, 0.0);
+        kept -= std::max(q - p / a.lambda, 0.0);
       }
       if (a.top_k > 0 && a.top_k < vocabulary) {
         const std::vector<int32_t> of_p = largest(p_logits, r, vocabulary, a.top_k);
@@ -225,7 +226,11 @@ void sample(const Sample& a, Stream) {
         const double z = logits(r, id) / double(a.temperature);
         const double u = uniform_open(rng_word(a.key, uid, uint32_t(counter(r, 2)), uint32_t(id)));
         const double score = z - std::log(-std::log(u));
-        if (score > best || (score == best && id < token(r))) best = score, chosen = z, token(r) = id;
+        if (score > best || (score == best && id < token(r))) {
+          best = score;
+          chosen = z;
+          token(r) = id;
+        }
         sum += std::exp(z - max);
       }
       lp(r) = static_cast<T>(chosen - max - std::log(sum));

@@ -34,8 +34,13 @@ Head read_head(const KvCompact& a, const KvCompression& e, int64_t compression, 
   for (int64_t s = 0; s < e.slots; s++) {
     const int64_t p = page(s), at = s % kPageSlots;
     std::vector<double> key, value;
-    for (int64_t d = 0; d < a.k_pages.shape[2]; d++) key.push_back(k(p, h, d, at)), value.push_back(v(p, h, at, d));
-    head.k.push_back(key), head.v.push_back(value), head.pos.push_back(pos(p, h, at));
+    for (int64_t d = 0; d < a.k_pages.shape[2]; d++) {
+      key.push_back(k(p, h, d, at));
+      value.push_back(v(p, h, at, d));
+    }
+    head.k.push_back(key);
+    head.v.push_back(value);
+    head.pos.push_back(pos(p, h, at));
   }
   for (int32_t j = 0; j < e.keep; j++) head.kept.push_back(keep(compression, h, j));
   for (int32_t s = e.first; s < e.slots; s++)
@@ -46,9 +51,13 @@ Head read_head(const KvCompact& a, const KvCompression& e, int64_t compression, 
     for (size_t c = 0; c < head.kept.size(); c++) {
       const double x =
           dot(head.k[s], head.k[head.kept[c]]) / (length(head.k[s]) + 1e-8) / (length(head.k[head.kept[c]]) + 1e-8);
-      if (x >= cosine) cosine = x, best = c;
+      if (x >= cosine) {
+        cosine = x;
+        best = c;
+      }
     }
-    head.nearest.push_back(best), head.cosine.push_back(cosine);
+    head.nearest.push_back(best);
+    head.cosine.push_back(cosine);
   }
   return head;
 }
@@ -60,7 +69,8 @@ std::vector<double> turned(const KvMerge& a, std::vector<double> x, int32_t pos,
   const size_t half = x.size() / 2;
   for (size_t d = 0; d < half; d++) {
     const double c = rope(pos, d), s = sign * double(rope(pos, half + d)), u = x[d], v = x[d + half];
-    x[d] = u * c - v * s, x[d + half] = v * c + u * s;
+    x[d] = u * c - v * s;
+    x[d + half] = v * c + u * s;
   }
   return x;
 }
@@ -97,7 +107,10 @@ double next_threshold(const KvMerge& a, const std::vector<Head>& heads, int64_t 
   T& threshold = View<T>(a.threshold)(View<int32_t>(a.threshold_row)(compression));
   double sum = 0, n = 0;
   for (const Head& head : heads)
-    for (double x : head.cosine) sum += x, n++;
+    for (double x : head.cosine) {
+      sum += x;
+      n++;
+    }
   if (n == 0) return threshold;
   const double next = threshold == 0 ? sum / n : a.ema_old * double(threshold) + a.ema_new * (sum / n);
   threshold = static_cast<T>(next);

@@ -63,7 +63,8 @@ void adamw(const AdamW& a, Stream) {
       const auto at = static_cast<uint64_t>(a.first + e);
       const uint32_t word =
           m.narrow ? rng_word(a.key, 0, static_cast<uint32_t>(at >> 32), static_cast<uint32_t>(at)) : 0;
-      m.set(e, m1, word), v.set(e, v1, word >> 16);
+      m.set(e, m1, word);
+      v.set(e, v1, word >> 16);
       const double old = master ? master[e] : w;
       w = static_cast<T>(old - a.lr * (m1 * c1 / (std::sqrt(v1 * c2) + a.eps) + a.weight_decay * old));
       if (master) master[e] = w;

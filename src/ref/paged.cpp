@@ -110,7 +110,8 @@ void kv_copy_pages(const KvCopyPages& a, Stream) {
            ") of ", pages, " pages");
     expect(uses[src] != 2 && uses[dst] == 0 && src != dst, "ref: kv_copy_pages: pair ", i, " (", src, ", ", dst,
            "): a destination is a source or occurs twice");
-    uses[src] = 1, uses[dst] = 2;
+    uses[src] = 1;
+    uses[dst] = 2;
   }
   const auto copy = [&]<class T>(T, const Tensor& t) {
     for (int64_t i = 0; i < n; i++) {

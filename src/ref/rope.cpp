@@ -64,7 +64,10 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
     const View<int32_t> pos(a.pos);
     const auto size = static_cast<size_t>(width);
     std::vector<double> q_sum(size), k_sum(size), d(size);  // d: of the normed head
-    for (int64_t c = 0; a.dq_norm && c < width; c++) q_sum[c] = dq_norm(c), k_sum[c] = dk_norm(c);
+    for (int64_t c = 0; a.dq_norm && c < width; c++) {
+      q_sum[c] = dq_norm(c);
+      k_sum[c] = dk_norm(c);
+    }
     for (int64_t n = 0; n < rows; n++)
       for (int64_t h = 0; h < heads; h++) {
         const View<T>& w = h < a.q_heads ? q_norm : k_norm;
@@ -72,7 +75,8 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
         for (int64_t c = 0; c < half; c++) {
           const double cosine = table(pos(n), c), sine = table(pos(n), half + c);
           const double p = dy(n, h, c), q = dy(n, h, half + c);
-          d[c] = p * cosine + q * sine, d[half + c] = q * cosine - p * sine;
+          d[c] = p * cosine + q * sine;
+          d[half + c] = q * cosine - p * sine;
         }
         const double r = rstd(n, h);
         double mean = 0;
@@ -82,8 +86,10 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
         }
         for (int64_t c = 0; c < width; c++) dx(n, h, c) = static_cast<T>(r * (d[c] * w(c) - x(n, h, c) * r * mean));
       }
-    for (int64_t c = 0; a.dq_norm && c < width; c++)
-      dq_norm(c) = static_cast<T>(q_sum[c]), dk_norm(c) = static_cast<T>(k_sum[c]);
+    for (int64_t c = 0; a.dq_norm && c < width; c++) {
+      dq_norm(c) = static_cast<T>(q_sum[c]);
+      dk_norm(c) = static_cast<T>(k_sum[c]);
+    }
   });
 }
 

@@ -161,7 +161,10 @@ void set_advantages(const StepOptions& o, std::vector<StepResponse>& group) {
   double mean = 0, squares = 0;
   for (const StepResponse& r : group) mean += r.reward;
   mean /= n;
-  for (StepResponse& r : group) r.advantage = r.reward - mean, squares += r.advantage * r.advantage;
+  for (StepResponse& r : group) {
+    r.advantage = r.reward - mean;
+    squares += r.advantage * r.advantage;
+  }
   for (StepResponse& r : group) r.advantage *= squares == 0 ? 0 : 1 / (std::sqrt(squares / (n - 1)) + o.adv_eps);
 }
 
@@ -233,7 +236,8 @@ StepUpdate learn(const StepOptions& o, const Policy& p, const Tokens& parent, co
       logprobs.push_back(log_p[r.tokens[t]]);
       const double ratio = first ? 1 : std::exp(logprobs[t] - r.old[t]), plain = -r.advantage * ratio;
       const double clip = -r.advantage * std::clamp(ratio, 1.0 - o.clip, 1.0 + o.clip);
-      u.loss += r.weight[t] * std::max(plain, clip), u.clipped += clip > plain;
+      u.loss += r.weight[t] * std::max(plain, clip);
+      u.clipped += clip > plain;
       double d_logprob = r.weight[t] * (clip > plain ? 0 : plain);  // d r / d log p = r
       if (!r.teacher.empty()) {                                     // [DistillSparse] its KL, by Schulman's k3
         const double log_ratio = r.teacher[t] - logprobs[t];
@@ -261,7 +265,8 @@ double adamw(const StepOptions& o, int t, const Parts& gradient, const Parts& m,
     for (size_t e = 0; e < w[i]->data.size(); e++) {
       const double x = gradient[i]->data[e] * clip;
       double &mean = m[i]->data[e], &square = v[i]->data[e], &theta = w[i]->data[e];
-      mean = beta1 * mean + (1 - beta1) * x, square = beta2 * square + (1 - beta2) * x * x;
+      mean = beta1 * mean + (1 - beta1) * x;
+      square = beta2 * square + (1 - beta2) * x * x;
       theta -= o.lr * (mean * start1 / (std::sqrt(square * start2) + o.adam_eps) + o.weight_decay * theta);
     }
   return norm;
@@ -281,7 +286,10 @@ Activations forward(const Policy& p, const Batch& batch) {
   attention(p, x);
   x.x_mid = linear(x.o, w.o);
   add(x.x_mid, x.x);  // the residual stream: a layer adds to what is there
-  if (p.adapter) x.low = linear(x.o, p.adapter->a), add(x.x_mid, linear(x.low, p.adapter->b));  // [DistillSparse]
+  if (p.adapter) {
+    x.low = linear(x.o, p.adapter->a);
+    add(x.x_mid, linear(x.low, p.adapter->b));
+  }  // [DistillSparse]
   x.h2 = norm(x.x_mid, w.post_norm, p.s.rms_eps);
   x.gate_up = linear(x.h2, w.gate_up);
   x.act = swiglu(x.gate_up);
@@ -370,7 +378,8 @@ std::vector<int64_t> reads(const Policy& p, const Segment& g, const Matrix& qkv,
 // gives weights, and the output is the mean of the values under them.  `lse` is the log (base 2) of its sum.
 void attention(const Policy& p, Activations& x) {
   const int64_t D = p.s.head_dim;
-  x.o = Matrix(x.qkv.rows, p.s.heads * D), x.lse = Matrix(x.qkv.rows, p.s.heads);
+  x.o = Matrix(x.qkv.rows, p.s.heads * D);
+  x.lse = Matrix(x.qkv.rows, p.s.heads);
   for (const Segment& g : x.batch.segments)
     for (int64_t i = g.parent_length; i < g.parent_length + g.length; i++)
       for (int64_t h = 0; h < p.s.heads; h++) {

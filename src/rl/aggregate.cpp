@@ -11,7 +11,9 @@ std::vector<double> token_factors(const ActorKeys& keys, int64_t max_response_le
   for (const Trajectory& s : samples) {
     if (s.tokens.empty() || (keys.loss_denominator == LossDenominator::kept && s.dropped())) continue;
     const auto n = static_cast<int64_t>(s.tokens.size());
-    sequences++, tokens += n, group_tokens[s.group] += n;
+    sequences++;
+    tokens += n;
+    group_tokens[s.group] += n;
   }
   const auto n_sequences = static_cast<double>(sequences), n_groups = static_cast<double>(group_tokens.size());
   const auto scale = static_cast<double>(keys.loss_scale_factor > 0 ? keys.loss_scale_factor : max_response_length);

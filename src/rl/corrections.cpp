@@ -35,7 +35,10 @@ void finish_released(std::span<Trajectory> update) {
   int64_t tokens = 0;
   for (const Trajectory& s : update) {
     if (s.ruling == Ruling::none) continue;
-    for (const float d : log_ratios(s)) total += std::min(ratio(d), kReleasedHigh), tokens++;
+    for (const float d : log_ratios(s)) {
+      total += std::min(ratio(d), kReleasedHigh);
+      tokens++;
+    }
   }
   const double normaliser = total / static_cast<double>(tokens);
   for (Trajectory& s : update) {
@@ -114,8 +117,10 @@ void set_corrections(const RolloutCorrectionKeys& keys, std::span<Trajectory> up
 
 Acceptance count_rulings(std::span<const Trajectory> update) {
   Acceptance count;
-  for (const Trajectory& s : update)
-    count.judged += s.ruling != Ruling::none, count.accepted += s.ruling == Ruling::accepted;
+  for (const Trajectory& s : update) {
+    count.judged += s.ruling != Ruling::none;
+    count.accepted += s.ruling == Ruling::accepted;
+  }
   return count;
 }
 

@@ -21,7 +21,9 @@ Update student_update(const ActorKeys& actor, const DistillKeys& distill, int64_
   // As the sparse policy sees them, which drew them: none rejected, no token weighted.
   std::vector<Trajectory> own(samples.begin(), samples.end());
   for (Trajectory& s : own) {
-    s.ruling = Ruling::none, s.correction.reset(), s.kl_correction.reset();
+    s.ruling = Ruling::none;
+    s.correction.reset();
+    s.kl_correction.reset();
     s.ref_logprob = first ? s.old_logprob : std::nullopt;
     s.old_logprob = s.logprob;
   }

@@ -11,118 +11,13 @@
 #include "rl/filters.h"
 #include "rl/mismatch.h"
 #include "rl/obrs.h"
+#include "rl/report.h"
 #include "rl/schedule.h"
 #include "rl/shards.h"
 
 namespace pare {
 
 namespace {
-
-void set_summary(Metrics& metrics, const std::string& name, const Summary& s) {
-  metrics.set(name + "/mean", s.mean());
-  metrics.set(name + "/max", s.max());
-  metrics.set(name + "/min", s.min());
-}
-
-// What the samples became on their way to the updates.
-void report_samples(const AlgorithmKeys& a, std::span<const Trajectory> samples, Metrics& metrics) {
-  Summary score, reward, kl, advantage, filtered;
-  for (const Trajectory& s : samples) {
-    score.add(s.score), reward.add(s.reward), advantage.add(s.advantage), filtered.add(s.filtered);
-    kl.add(s.kl_penalty / static_cast<double>(s.tokens.size()));
-  }
-  if (a.oversample.keep > 0) metrics.set("oversample/kept_score", score.mean());
-  set_summary(metrics, "critic/rewards", reward);
-  if (a.use_kl_in_reward) metrics.set("actor/reward_kl_penalty", kl.mean());  // per token, as verl
-  set_summary(metrics, "critic/advantages", advantage);
-  metrics.set("filter/small_adv_fraction", samples.empty() ? 0 : filtered.mean());
-}
-
-void report_plans(std::span<const Trajectory> samples, std::span<const TokenPlan> plans, Metrics& metrics) {
-  Summary kept, weight, square;  // weight: of every response token, 0 where it is left out; unbiased: its mean is 1
-  for (size_t i = 0; i < samples.size(); i++) {
-    const auto tokens = std::ssize(samples[i].tokens);
-    int64_t n = 0;
-    for (int64_t t = 0; t < tokens; t++) {
-      const double w = t < plans[i].length ? plans[i].weight[t] : 0;
-      n += w != 0, weight.add(w), square.add(w * w);
-    }
-    kept.add(static_cast<double>(n) / static_cast<double>(tokens));
-  }
-  metrics.set("ht/kept_fraction", kept.mean());
-  metrics.set("ht/weight_mean", weight.mean());
-  metrics.set("ht/weight_max", weight.max());
-  metrics.set("ht/ess", weight.mean() * weight.mean() / square.mean());  // part of the tokens
-}
-
-// What the updates of a step add up to.
-struct UpdateTotals {
-  Summary entropy, ppo_kl, kl, clipped, clipped_dual, grad_norm;
-  double pg_loss = 0;
-  int64_t updates = 0, skipped = 0, nonfinite = 0, rows = 0, loss_rows = 0, checked = 0, mismatches = 0;
-  int64_t responses = 0, masked = 0;  // of mask_off_policy()
-
-  void add(const Update& update, const TokenOuts& out) {
-    const TokenTerms& terms = update.terms;
-    for (size_t r = 0; r < out.logprob.size(); r++) {
-      pg_loss += terms.weight[r] * out.loss[r];
-      entropy.add(out.entropy[r]);
-      ppo_kl.add(std::isnan(terms.old_logprob[r]) ? 0 : terms.old_logprob[r] - out.logprob[r]);
-      kl.add(out.kl[r]);
-      clipped.add(out.clipped[r] == 1);
-      clipped_dual.add(out.clipped[r] == 2);
-    }
-    loss_rows += std::ssize(out.logprob);
-    for (const Group& g : update.groups) rows += packed_rows(g);
-  }
-
-  // The promise: what the sampler logged is, bit by bit, what the learner computes (trainer.exact = false: near that).
-  void check(const Update& update, const TokenOuts& out) {
-    for (size_t r = 0; r < out.logprob.size(); r++) {
-      if (std::isnan(update.sampler_logprob[r])) continue;  // not sampled
-      const bool full = update.sampler_hash.empty() || out.hash[r] == update.sampler_hash[r];
-      mismatches += static_cast<float>(out.logprob[r]) != update.sampler_logprob[r] || !full;
-      checked++;
-    }
-  }
-
-  // What Learner::step returned.
-  void add_norm(double norm) {
-    if (!std::isfinite(norm)) {
-      nonfinite++;
-      return;
-    }
-    grad_norm.add(norm);
-    updates++;
-  }
-
-  void report(Metrics& m) const {
-    m.set("actor/pg_loss", updates ? pg_loss / static_cast<double>(updates) : 0);
-    m.set("actor/pg_clipfrac", clipped.mean());
-    m.set("actor/pg_clipfrac_lower", clipped_dual.mean());
-    m.set("actor/ppo_kl", ppo_kl.mean());
-    m.set("actor/kl_loss", kl.mean());
-    m.set("actor/entropy", entropy.mean());
-    m.set("actor/grad_norm", grad_norm.mean());
-    m.set("actor/updates", static_cast<double>(updates));
-    m.set("actor/skipped_updates", static_cast<double>(skipped));
-    m.set("tokens/trained", static_cast<double>(rows));
-    m.set("tokens/loss", static_cast<double>(loss_rows));
-    m.set("exact/checked_tokens", static_cast<double>(checked));
-    if (checked > 0) m.set("exact/mismatch_tokens", static_cast<double>(mismatches));  // else 0 would be a claim
-  }
-
-  // Those of phase B, whose check report() has.
-  void report_student(Metrics& m) const {
-    m.set("distill/pg_loss", updates ? pg_loss / static_cast<double>(updates) : 0);
-    m.set("distill/pg_clipfrac", clipped.mean());
-    m.set("distill/kl", kl.mean());
-    m.set("distill/entropy", entropy.mean());
-    m.set("distill/grad_norm", grad_norm.mean());
-    m.set("distill/updates", static_cast<double>(updates));
-    m.set("tokens/distilled", static_cast<double>(rows));
-  }
-};
 
 std::vector<float> floats(std::span<const double> x) { return {x.begin(), x.end()}; }
 
@@ -292,7 +187,9 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
   Summary score, length, prompt_length, clipped, zero_std, all_right;
   int64_t batches = 0;
   int32_t groups = 0;
-  visits_.clear(), dropped_.clear(), first_.clear();
+  visits_.clear();
+  dropped_.clear();
+  first_.clear();
   for (bool more = true; more;) {
     std::vector<Request> requests = run_.prompts();
     if (run_.cache) set_prefixes(step, sampling, requests);
@@ -322,7 +219,8 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
         lengths.push_back(std::ssize(q.prefix) + std::ssize(completions[first + k].tokens));
       }
       const bool informative = group_is_informative(kept_scores);
-      zero_std.add(!informative), all_right.add(!informative && kept_scores[0] > 0);
+      zero_std.add(!informative);
+      all_right.add(!informative && kept_scores[0] > 0);
       prompt_length.add(static_cast<double>(q.prompt.size()));
       const bool planned = run_.planned == 0 || groups < run_.planned;
       const bool teaches = filter.metric == FilterMetric::score
@@ -332,10 +230,15 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
       const bool keep = planned && (!filter.enable || (teaches && groups < std::ssize(requests)));
       std::vector<Trajectory>& to = keep ? samples : dropped_;
       const auto before = std::ssize(to);
-      if (visit) visit->dropped = !keep, visit->first = before, visit++;
+      if (visit) {
+        visit->dropped = !keep;
+        visit->first = before;
+        visit++;
+      }
       for (size_t k = 0; k < q.uids.size(); k++) {
         Completion& o = completions[first + k];
-        score.add(group[k]), length.add(static_cast<double>(q.prefix.size() + o.tokens.size()));
+        score.add(group[k]);
+        length.add(static_cast<double>(q.prefix.size() + o.tokens.size()));
         clipped.add(!o.finished());
         if (!(keep || run_.cache) || !std::binary_search(members.begin(), members.end(), k)) continue;
         Trajectory& s = to.emplace_back();
@@ -420,7 +323,8 @@ void Grpo::set_old_logprobs(Metrics& metrics) {
   for (size_t i = 0; i < part.size(); i++) {
     part[i]->old_logprob = floats(out.of(out.logprob, i));
     if (!engine_.sampler_states) continue;
-    part[i]->overlap = floats(out.of(out.overlap, i)), part[i]->mass = floats(out.of(out.mass, i));
+    part[i]->overlap = floats(out.of(out.overlap, i));
+    part[i]->mass = floats(out.of(out.mass, i));
   }
 }
 

@@ -16,7 +16,10 @@ double ratio(double log_ratio) { return std::exp(std::clamp(log_ratio, -20.0, 20
 
 struct Spread {
   Summary values, squares;
-  void add(double x) { values.add(x), squares.add(x * x); }
+  void add(double x) {
+    values.add(x);
+    squares.add(x * x);
+  }
   double deviation() const { return std::sqrt(std::max(0.0, squares.mean() - values.mean() * values.mean())); }
   double effective() const { return values.mean() * values.mean() / squares.mean(); }  // part of the sample
 };
@@ -45,7 +48,8 @@ void Mismatch::add(std::span<const float> learner, std::span<const float> sample
   float least = 0;
   for (size_t t = 0; t < learner.size(); t++) {
     const float d = learner[t] - sampler[t];
-    l.add(learner[t]), s.add(sampler[t]);
+    l.add(learner[t]);
+    s.add(sampler[t]);
     kl_.add(-static_cast<double>(d));
     k3_.add(ratio(d) - 1 - static_cast<double>(d));
     square_.add(ratio(d) * ratio(d));
@@ -53,9 +57,12 @@ void Mismatch::add(std::span<const float> learner, std::span<const float> sample
     least = t == 0 ? d : std::min(least, d);
   }
   least_.push_back(least);
-  learner_log_ppl_.add(-l.mean()), rollout_log_ppl_.add(-s.mean());
-  learner_ppl_.add(std::exp(-l.mean())), rollout_ppl_.add(std::exp(-s.mean()));
-  difference_.add(s.mean() - l.mean()), abs_difference_.add(std::abs(s.mean() - l.mean()));
+  learner_log_ppl_.add(-l.mean());
+  rollout_log_ppl_.add(-s.mean());
+  learner_ppl_.add(std::exp(-l.mean()));
+  rollout_ppl_.add(std::exp(-s.mean()));
+  difference_.add(s.mean() - l.mean());
+  abs_difference_.add(std::abs(s.mean() - l.mean()));
   ppl_ratio_.add(std::exp(s.mean() - l.mean()));
   for (size_t t = 0; t < overlap.size(); t++) {
     const size_t bin = context_bin(context + static_cast<int64_t>(t));
@@ -166,11 +173,20 @@ void report_corrections(const RolloutCorrectionKeys& keys, std::span<const Traje
     tokens += n;
     if (s.ruling == Ruling::rejected) masked += n;
     const std::vector<float> d = log_ratios(s);
-    for (const float x : d) high += ratio(x) > top, low += ratio(x) < bottom;
-    for (const double xi : raw_weights(keys.rollout_is_level, d))
-      raw.add(xi), bounded_raw.add(std::clamp(xi, 1 / most, most));
+    for (const float x : d) {
+      high += ratio(x) > top;
+      low += ratio(x) < bottom;
+    }
+    for (const double xi : raw_weights(keys.rollout_is_level, d)) {
+      raw.add(xi);
+      bounded_raw.add(std::clamp(xi, 1 / most, most));
+    }
     if (s.correction)
-      for (const double w : *s.correction) masked += w == 0, weight.add(w), applied.add(w);
+      for (const double w : *s.correction) {
+        masked += w == 0;
+        weight.add(w);
+        applied.add(w);
+      }
   }
   m.set(name + "rollout_rs_masked_fraction", part(masked, tokens));
   if (capped) m.set(name + "rollout_is_ratio_fraction_high", part(high, tokens));

@@ -49,9 +49,12 @@ void report_prefixes(std::span<const PrefixVisit> visits, int64_t generated, int
   Summary hit, age, cut, prefix;
   int64_t responses = 0, replayed = 0;
   for (const PrefixVisit& v : visits) {
-    hit.add(v.hit), cut.add(static_cast<double>(v.cut)), prefix.add(static_cast<double>(v.prefix));
+    hit.add(v.hit);
+    cut.add(static_cast<double>(v.cut));
+    prefix.add(static_cast<double>(v.prefix));
     if (v.hit) age.add(static_cast<double>(v.age));
-    responses += v.responses, replayed += v.prefix * v.responses;
+    responses += v.responses;
+    replayed += v.prefix * v.responses;
   }
   const auto all = static_cast<double>(generated + replayed);  // of the responses
   m.set("tokens/replayed", static_cast<double>(replayed));

@@ -20,7 +20,10 @@ std::vector<double> length_rewards(const LengthRewardKeys& keys, std::span<const
   expect(scores.size() == lengths.size(), scores.size(), " scores of ", lengths.size(), " responses");
   double sum = 0, count = 0;
   for (size_t i = 0; i < scores.size(); i++)
-    if (keys.reference == LengthReference::all || scores[i] > 0) sum += static_cast<double>(lengths[i]), count++;
+    if (keys.reference == LengthReference::all || scores[i] > 0) {
+      sum += static_cast<double>(lengths[i]);
+      count++;
+    }
   std::vector<double> rewards(scores.begin(), scores.end());
   for (size_t i = 0; i < scores.size(); i++) {
     if (scores[i] <= 0) continue;
@@ -56,15 +59,24 @@ double kl_in_reward(KlLoss kind, std::span<const float> logprob, std::span<const
 // The reward before penalties.
 static void set_length_rewards(const LengthRewardKeys& keys, std::vector<Trajectory>& samples) {
   std::map<int32_t, std::vector<Trajectory*>> groups;
-  for (Trajectory& s : samples) s.length_reward = 0, s.reward = s.score, groups[s.group].push_back(&s);
+  for (Trajectory& s : samples) {
+    s.length_reward = 0;
+    s.reward = s.score;
+    groups[s.group].push_back(&s);
+  }
   if (!keys.enable) return;
   for (const auto& [group, members] : groups) {
     std::vector<double> scores;
     std::vector<int64_t> lengths;
-    for (const Trajectory* s : members) scores.push_back(s->score), lengths.push_back(s->response_length());
+    for (const Trajectory* s : members) {
+      scores.push_back(s->score);
+      lengths.push_back(s->response_length());
+    }
     const std::vector<double> rewards = length_rewards(keys, scores, lengths);
-    for (size_t i = 0; i < members.size(); i++)
-      members[i]->length_reward = rewards[i] - scores[i], members[i]->reward = rewards[i];
+    for (size_t i = 0; i < members.size(); i++) {
+      members[i]->length_reward = rewards[i] - scores[i];
+      members[i]->reward = rewards[i];
+    }
   }
 }
 

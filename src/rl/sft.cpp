@@ -15,7 +15,10 @@ TokenOuts sft_step(Learner& learner, const std::vector<Group>& groups, const Ada
   std::fill(terms.weight.begin(), terms.weight.end(), 1 / tokens);
   TokenOuts out = learner.accumulate(groups, terms, {.policy = PolicyLoss::nll}, {}, progress);
   Summary loss, entropy;
-  for (size_t r = 0; r < out.loss.size(); r++) loss.add(out.loss[r]), entropy.add(out.entropy[r]);
+  for (size_t r = 0; r < out.loss.size(); r++) {
+    loss.add(out.loss[r]);
+    entropy.add(out.entropy[r]);
+  }
   int64_t rows = 0;
   for (const Group& g : groups) rows += packed_rows(g);
   metrics.set("train/loss", loss.mean());

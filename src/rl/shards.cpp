@@ -18,7 +18,8 @@ void ShardTotals::add(const Learner& learner, const std::vector<Group>& groups) 
   }
   Summary per_shard;
   for (size_t s = 0; s < shards; s++) {
-    sampled_.add(static_cast<double>(before[s])), balanced_.add(static_cast<double>(after[s]));
+    sampled_.add(static_cast<double>(before[s]));
+    balanced_.add(static_cast<double>(after[s]));
     per_shard.add(static_cast<double>(work[s]));
   }
   groups_.add(static_cast<double>(groups.size()) / static_cast<double>(shards));

@@ -66,13 +66,24 @@ void Rollout::set_block_budget(const BlockBudget& budget) {
 }
 
 void RolloutStats::add(const RolloutStats& o) {
-  prefill_tokens += o.prefill_tokens, decoded_tokens += o.decoded_tokens, discarded_tokens += o.discarded_tokens;
-  forward_passes += o.forward_passes, graph_passes += o.graph_passes;
-  peak_pages = std::max(peak_pages, o.peak_pages), peak_sequences = std::max(peak_sequences, o.peak_sequences);
-  finished += o.finished, completions += o.completions, waited += o.waited;
-  resident += o.resident, dense += o.dense, read += o.read, decode_rows += o.decode_rows;
-  peak_resident = std::max(peak_resident, o.peak_resident), peak_dense = std::max(peak_dense, o.peak_dense);
-  compressions += o.compressions, evicted += o.evicted;
+  prefill_tokens += o.prefill_tokens;
+  decoded_tokens += o.decoded_tokens;
+  discarded_tokens += o.discarded_tokens;
+  forward_passes += o.forward_passes;
+  graph_passes += o.graph_passes;
+  peak_pages = std::max(peak_pages, o.peak_pages);
+  peak_sequences = std::max(peak_sequences, o.peak_sequences);
+  finished += o.finished;
+  completions += o.completions;
+  waited += o.waited;
+  resident += o.resident;
+  dense += o.dense;
+  read += o.read;
+  decode_rows += o.decode_rows;
+  peak_resident = std::max(peak_resident, o.peak_resident);
+  peak_dense = std::max(peak_dense, o.peak_dense);
+  compressions += o.compressions;
+  evicted += o.evicted;
 }
 
 void Rollout::check(const std::vector<Request>& requests, const Sampling& sampling) const {
@@ -144,7 +155,10 @@ Rollout::State Rollout::make_state(const Sampling& sampling) const {
 // Queues one pass over the model and the draws that follow it.
 void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   int64_t before = 0, first = 0;  // place of the draws of the pass before, and of this one
-  if (!passes_.empty()) before = passes_.back().first, first = before + std::ssize(passes_.back().batch.draws);
+  if (!passes_.empty()) {
+    before = passes_.back().first;
+    first = before + std::ssize(passes_.back().batch.draws);
+  }
   QueuedPass& pass = passes_.emplace_back(QueuedPass{.batch = std::move(rows), .first = first, .counts = {}});
   const Batch& batch = pass.batch;
   pass.counts.resize(batch.runs.size());
@@ -156,7 +170,8 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   if (compressor)
     compressor->counted = [&](const PagedRun& run, int64_t evicted) {
       QueuedPass::Count& c = pass.counts[&run - batch.runs.data()];
-      c.compressions++, c.evicted += evicted;
+      c.compressions++;
+      c.evicted += evicted;
     };
 
   // All uploads come first: those of a pass that is launched as one would overtake its kernels.
@@ -249,7 +264,8 @@ void Rollout::read(const State& state) {
   std::vector<char> host(state.drawn.bytes());
   model_.device.download({.dst = host.data(), .src = state.drawn});
   const auto n = static_cast<size_t>(state.token.size());
-  tokens_.resize(n), logprobs_.resize(n);
+  tokens_.resize(n);
+  logprobs_.resize(n);
   std::memcpy(tokens_.data(), host.data() + state.logprob.bytes(), state.token.bytes());
   if (model_.stat == DType::f64) {
     std::vector<double> wide(n);
@@ -279,14 +295,18 @@ void Rollout::count(const QueuedPass& pass, const std::vector<bool>& kept) {
     const PagedRun& run = batch.runs[i];
     const QueuedPass::Count& c = pass.counts[i];
     if (run.decodes() && !kept[i]) continue;
-    stats_.compressions += c.compressions, stats_.evicted += c.evicted;
+    stats_.compressions += c.compressions;
+    stats_.evicted += c.evicted;
     if (!run.decodes()) continue;
-    resident += c.slots, dense += run.tokens, stats_.read += c.read;
+    resident += c.slots;
+    dense += run.tokens;
+    stats_.read += c.read;
     stats_.peak_resident = std::max(stats_.peak_resident, c.slots);
     stats_.peak_dense = std::max(stats_.peak_dense, static_cast<double>(run.tokens));
     stats_.decode_rows++;
   }
-  stats_.resident += resident, stats_.dense += dense;
+  stats_.resident += resident;
+  stats_.dense += dense;
 }
 
 std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, const Sampling& sampling,
@@ -298,9 +318,14 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
   for (size_t i = static_cast<size_t>(comm.rank()); i < requests.size(); i += static_cast<size_t>(comm.ranks()))
     own.push_back(requests[i]);
   Packed packed;
-  for (const Completion& c : sample(own, sampling, progress, drawn))
-    packed.put_all(c.tokens), packed.put_all(c.logprobs), packed.put_all(c.hashes), packed.put_all(c.kept.ids),
-        packed.put_all(c.kept.ends), packed.put(c.finish);
+  for (const Completion& c : sample(own, sampling, progress, drawn)) {
+    packed.put_all(c.tokens);
+    packed.put_all(c.logprobs);
+    packed.put_all(c.hashes);
+    packed.put_all(c.kept.ids);
+    packed.put_all(c.kept.ends);
+    packed.put(c.finish);
+  }
   const double before = comm.waited;
   std::vector<Packed> all;
   for (std::string& bytes : comm.gather(packed.bytes())) all.emplace_back(std::move(bytes));
@@ -310,10 +335,14 @@ std::vector<Completion> Rollout::generate(const std::vector<Request>& requests, 
     for (size_t k = 0; k < requests[i].uids.size(); k++) {
       Packed& from = all[i % all.size()];
       Completion& c = completions.emplace_back();
-      c.request = static_cast<int>(i), c.sample = static_cast<int>(k);
-      c.tokens = from.take_all<std::vector<int32_t>>(), c.logprobs = from.take_all<std::vector<float>>();
-      c.hashes = from.take_all<std::vector<uint64_t>>(), c.kept.ids = from.take_all<std::vector<int32_t>>();
-      c.kept.ends = from.take_all<std::vector<int64_t>>(), c.finish = from.take<Finish>();
+      c.request = static_cast<int>(i);
+      c.sample = static_cast<int>(k);
+      c.tokens = from.take_all<std::vector<int32_t>>();
+      c.logprobs = from.take_all<std::vector<float>>();
+      c.hashes = from.take_all<std::vector<uint64_t>>();
+      c.kept.ids = from.take_all<std::vector<int32_t>>();
+      c.kept.ends = from.take_all<std::vector<int64_t>>();
+      c.finish = from.take<Finish>();
     }
   Packed stats;
   stats.put(stats_);
@@ -379,7 +408,8 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
   for (Completion& c : completions) {
     if (c.request >= sampling.planned) break;
     const auto n = static_cast<size_t>(requests[c.request].max_new_tokens);
-    c.tokens.resize(n), c.logprobs.resize(n);
+    c.tokens.resize(n);
+    c.logprobs.resize(n);
     if (sampling.hashes) c.hashes.resize(n);
     if (sampling.kept_ids > 0) c.kept.ends.resize(n);
   }
@@ -451,7 +481,8 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
     Arena kv("kv of the largest pass", no_memory);
     Rollout rollout(model, limits, kv, scratch);
     Batch batch;
-    batch.ids.resize(rows), batch.positions.resize(rows);
+    batch.ids.resize(rows);
+    batch.positions.resize(rows);
     for (int64_t i = 0; i < sequences; i++) {
       rollout.cache_.reserve(sequence_pages);
       const int sequence = rollout.cache_.open(sequence_pages);

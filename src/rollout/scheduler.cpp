@@ -64,7 +64,8 @@ Scheduler::Scheduler(const KvResidency& residency, const std::vector<Request>& r
     first_.push_back(static_cast<int>(completions_.size()));
     for (int s = 0; s < samples_of(requests[r]); s++) {
       completions_.emplace_back();
-      completions_.back().request = r, completions_.back().sample = s;
+      completions_.back().request = r;
+      completions_.back().sample = s;
     }
   }
   ended_.resize(completions_.size());
@@ -81,7 +82,8 @@ Scheduler::Alike Scheduler::alike() const {
     state.insert(state.end(), {request - p.request, p.filled, p.admitted - p.drawn});
     a.requests.push_back(p.admitted);
   }
-  a.requests.insert(a.requests.end(), state.begin(), state.end()), a.samples = std::move(state);
+  a.requests.insert(a.requests.end(), state.begin(), state.end());
+  a.samples = std::move(state);
   for (const Running& r : running_) {
     const Completion& c = completions_[r.completion];
     one = one && c.request == request;
@@ -114,7 +116,10 @@ void Scheduler::skip(int64_t samples) {
   for (Running& r : running_) r.completion = later(r.completion);
   for (Prompt& p : prompts_) {
     p.request += static_cast<int>(whole);
-    if (whole == 0) p.admitted += static_cast<int>(samples), p.drawn += static_cast<int>(samples);
+    if (whole == 0) {
+      p.admitted += static_cast<int>(samples);
+      p.drawn += static_cast<int>(samples);
+    }
   }
   next_request_ += static_cast<int>(whole);
   finished_ += samples;
@@ -224,7 +229,10 @@ void Scheduler::start_samples(Prompt& p, int32_t draw) {
 
 void Scheduler::advance(const Batch& batch) {
   int32_t draw = 0;
-  for (Running& running : running_) running.drawn++, running.draw = draw++;
+  for (Running& running : running_) {
+    running.drawn++;
+    running.draw = draw++;
+  }
   std::erase_if(running_, [&](const Running& running) {
     if (running.drawn < requests_[completions_[running.completion].request].max_new_tokens) return false;
     cache_.close(running.sequence);

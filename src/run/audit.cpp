@@ -85,7 +85,9 @@ SampledStep computed(const Training& training) {
   for (const SampleText& text : training.texts()) {
     const Trajectory& s = text.sample;
     Sampled& r = all[hex16(s.uid)];
-    r.ids = s.prefix, r.logprobs.resize(s.prefix.size(), NAN), r.advantage = s.advantage;
+    r.ids = s.prefix;
+    r.logprobs.resize(s.prefix.size(), NAN);
+    r.advantage = s.advantage;
     r.ids.insert(r.ids.end(), s.tokens.begin(), s.tokens.end());
     r.logprobs.insert(r.logprobs.end(), s.logprob.begin(), s.logprob.end());
   }
@@ -373,7 +375,8 @@ void Audit::compare_step(const Recorded& recorded, const SampledStep& old, const
       differs(where, name.ends_with("grad_norm") ? "update: " : "metrics: ", name, ": recorded ",
               logged.at(name).dump(), ", recomputed ", values.at(name).dump());
   };
-  compare_metric("actor/grad_norm"), compare_metric("distill/grad_norm");
+  compare_metric("actor/grad_norm");
+  compare_metric("distill/grad_norm");
   same("weights after the step", "weights", now.weights);
   for (const auto& [name, value] : was.at("metrics").items()) compare_metric(name);
 }

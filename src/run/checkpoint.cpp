@@ -122,11 +122,18 @@ FileSums write_together(const std::string& folder_of_first, const std::vector<Te
         if (machines[static_cast<size_t>(comm.rank())] == 0 && at++ % writers == turn)
           written.emplace_back(file.name, write_safetensors(cat(folder, "/", file.name), file.tensors, set.dtype));
   } catch (const Error& e) {
-    code = e.code, error = e.what();
+    code = e.code;
+    error = e.what();
   }
   reader.finish();
-  own.put(code), own.put_all(error), own.put(written.size());
-  for (const auto& [name, sum] : written) own.put_all(name), own.put(sum.bytes), own.put_all(sum.xxh128);
+  own.put(code);
+  own.put_all(error);
+  own.put(written.size());
+  for (const auto& [name, sum] : written) {
+    own.put_all(name);
+    own.put(sum.bytes);
+    own.put_all(sum.xxh128);
+  }
   FileSums sums;
   for (std::string& bytes : comm.gather(own.bytes())) {
     Packed of_rank(std::move(bytes));
@@ -135,7 +142,8 @@ FileSums write_together(const std::string& folder_of_first, const std::vector<Te
     if (comm.first() && exit != Exit::ok) throw Error(exit, what);
     for (auto n = of_rank.take<size_t>(); n > 0; n--) {
       const auto name = of_rank.take_all<std::string>();
-      sums[name].bytes = of_rank.take<uint64_t>(), sums[name].xxh128 = of_rank.take_all<std::string>();
+      sums[name].bytes = of_rank.take<uint64_t>();
+      sums[name].xxh128 = of_rank.take_all<std::string>();
     }
   }
   if (comm.first())
@@ -222,10 +230,12 @@ RunState run_state(const json& j) {
   for (const json& step : j.value("blocks", json::array())) s.training.blocks.push_back({step.at(0), step.at(1)});
   if (!j.at("best_score").is_null()) s.best_score = j.at("best_score");
   s.best_step = j.at("best_step");
-  s.checked = j.at("checked"), s.mismatches = j.at("mismatches");
+  s.checked = j.at("checked");
+  s.mismatches = j.at("mismatches");
   s.logs = j.at("logs").get<std::map<std::string, uint64_t>>();
   s.training.drawn = j.value("drawn", int64_t{0});
-  s.inputs = inputs_of(j, "inputs"), s.weights = inputs_of(j, "weights");
+  s.inputs = inputs_of(j, "inputs");
+  s.weights = inputs_of(j, "weights");
   s.chain = j.value("chain", "");
   for (const json& c : j.value("accepted", json::array()))
     s.accepted.push_back({c.at("step"), c.at("name"), c.at("path"), c.at("before"), c.at("now")});
@@ -329,7 +339,8 @@ StateFile read_state(const std::string& folder) {
     check_seal(path);
     StateFile s;
     s.run = run_state(j.at("run"));
-    s.initial_weights = j.at("initial_weights"), s.rows = j.at("rows");
+    s.initial_weights = j.at("initial_weights");
+    s.rows = j.at("rows");
     s.arithmetic = j.value("arithmetic", s.arithmetic);
     for (const auto& [name, sum] : j.at("files").items()) s.files[name] = {sum.at("bytes"), sum.at("xxh128")};
     apply_recorded(s.config, j.at("config").get<std::string>(), path);

@@ -74,10 +74,13 @@ void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std
     apply(reading.config, item);
     said.insert(item.key);
     if (!item.values.empty() && !item.values[0].text.empty()) given.insert(item.key);
-    if (preset.empty())
-      reading.presets.erase(item.key), reading.typed.insert(item.key);
-    else
-      reading.presets[item.key] = preset, reading.typed.erase(item.key);
+    if (preset.empty()) {
+      reading.presets.erase(item.key);
+      reading.typed.insert(item.key);
+    } else {
+      reading.presets[item.key] = preset;
+      reading.typed.erase(item.key);
+    }
   }
   if (is_resolved(layer)) reading.typed.clear();
   ModelKeys& model = reading.config.model;

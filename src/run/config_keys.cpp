@@ -12,7 +12,10 @@ const std::vector<ConfigKey>& config_keys() {
          {model_keys(), data_keys(), rollout_keys(), kv_keys(), algorithm_keys(), correction_keys(), rpo_keys(),
           actor_keys(), distill_keys(), exact_keys(), trainer_keys()})
       for (const KeyGroup& group : part)
-        for (const ConfigKey& key : group.keys) all.push_back(key), all.back().when = group.when;
+        for (const ConfigKey& key : group.keys) {
+          all.push_back(key);
+          all.back().when = group.when;
+        }
     return all;
   }();
   return keys;

@@ -74,7 +74,10 @@ void Data::keep_fitting(Task& task, const std::function<std::string(const Proble
     const Problem problem = task.problem(row);
     const std::string what = excess(problem);
     if (what.empty()) kept.push_back(row);
-    if (!what.empty() && first.empty()) first = what, where = problem.where;
+    if (!what.empty() && first.empty()) {
+      first = what;
+      where = problem.where;
+    }
   }
   if (first.empty()) return;
   const int64_t out = rows - static_cast<int64_t>(kept.size());
@@ -171,7 +174,10 @@ void PromptStream::seek(const Cursor& cursor) {
 }
 
 PromptStream::Row PromptStream::next() {
-  if (next_ == rows_) epoch_++, start_epoch();
+  if (next_ == rows_) {
+    epoch_++;
+    start_epoch();
+  }
   const int64_t i = next_++;
   return {epoch_, shuffle_ ? order_[i] : i};
 }

@@ -43,7 +43,10 @@ Room room_on(const Table& table) {
 
 int64_t largest_that_fits(int64_t value, const std::function<bool(int64_t)>& fits) {
   int64_t bad = value, good = value / 2;
-  while (good > 0 && !fits(good)) bad = good, good /= 2;
+  while (good > 0 && !fits(good)) {
+    bad = good;
+    good /= 2;
+  }
   while (good > 0 && bad - good > 1) {
     const int64_t middle = good + (bad - good) / 2;
     (fits(middle) ? good : bad) = middle;

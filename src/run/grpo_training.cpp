@@ -112,7 +112,8 @@ GrpoEngine GrpoTraining::engine() {
 
 std::vector<Request> GrpoTraining::next_prompts() {
   std::vector<Request> requests;
-  problems_.clear(), rows_.clear();
+  problems_.clear();
+  rows_.clear();
   for (int64_t i = 0; i < config_.data.train_batch_size; i++) {
     const auto [epoch, row] = prompts_.next();
     problems_.push_back(session_.train->problem(row));
@@ -147,7 +148,8 @@ std::vector<double> GrpoTraining::scores(std::span<const Request> requests, std:
 
 Metrics GrpoTraining::step() {
   begin_step();
-  grades_.clear(), certificate_ = {};
+  grades_.clear();
+  certificate_ = {};
   Metrics metrics;
   grpo_.step(step_, metrics, drawn_);
   certificate_.write(metrics);
@@ -194,9 +196,11 @@ int64_t GrpoTraining::plan_period() const {
 
 void GrpoTraining::worst_case_step(int64_t groups, int64_t planned) {
   GrpoKeys longest = keys();
-  longest.eos.clear(), longest.stop = {};
+  longest.eos.clear();
+  longest.stop = {};
   longest.total_training_steps = std::max(longest.total_training_steps, step_);  // a plan may not know them
-  longest.algorithm.adv_filter_threshold = 0, longest.algorithm.filter_groups.enable = false;
+  longest.algorithm.adv_filter_threshold = 0;
+  longest.algorithm.filter_groups.enable = false;
   const auto prompts = [this, groups] {
     const std::vector<int32_t> prompt(config_.data.max_prompt_length, session_.eos[0]);
     const int64_t response = config_.data.max_response_length;

@@ -36,7 +36,10 @@ size_t majority(std::span<const std::optional<size_t>> votes) {
   size_t winner = 0;
   int64_t most = 0;
   for (size_t i = 0; i < votes.size(); i++)
-    if (votes[i] && count[*votes[i]] > most) winner = i, most = count[*votes[i]];
+    if (votes[i] && count[*votes[i]] > most) {
+      winner = i;
+      most = count[*votes[i]];
+    }
   return winner;
 }
 

@@ -34,7 +34,10 @@ Plan plan_step(const Config& config, TrainingKind kind, bool data, const std::op
   const auto training = make_training(kind, session);
   training->worst_case_step();
   Plan plan;
-  plan.config = config, plan.notes = session.notes, plan.model = session.model_config, plan.longest = session.peaks(),
+  plan.config = config;
+  plan.notes = session.notes;
+  plan.model = session.model_config;
+  plan.longest = session.peaks();
   plan.ledger = session.ledger;
   for (const Arena* a : session.arenas()) plan.memory.push_back({a->name(), a->peak(), 0, a->entries()});
   training->largest_batches();
@@ -128,8 +131,11 @@ Plan plan_ranks(const Config& config, bool data, const StepLengths* lengths, con
   }
   Ledger first = std::move(plans[0].ledger);
   Plan plan = std::move(plans[fullest]);
-  plan.ledger = std::move(first), plan.ranks = count.all(), plan.all_ranks = std::move(all);
-  plan.seconds = std::move(seconds), plan.responses = planned_responses(config);
+  plan.ledger = std::move(first);
+  plan.ranks = count.all();
+  plan.all_ranks = std::move(all);
+  plan.seconds = std::move(seconds);
+  plan.responses = planned_responses(config);
   return plan;
 }
 
@@ -148,9 +154,10 @@ const std::vector<std::string> kSamplingSizes = {"rollout.max_num_seqs", "rollou
 // By as many ranks as there are.
 bool run_fits(Config config, TrainingKind kind, size_t memory) {
   const Comm& comm = world();
-  if (comm.ranks() > 1)
-    config.trainer.n_gpus_per_node = comm.node_ranks(),
+  if (comm.ranks() > 1) {
+    config.trainer.n_gpus_per_node = comm.node_ranks();
     config.trainer.nnodes = comm.ranks() / std::max(1, comm.node_ranks());
+  }
   return plan_fits(config, memory, kind);
 }
 

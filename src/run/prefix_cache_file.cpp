@@ -133,7 +133,10 @@ PrefixCache read_cache_file(const std::string& path, const Session& session) {
       entry.ids = session.tokenizer->encode(line.at("text").get<std::string>());
       if (entry.finished && !end_of({}, session.stop, {}, entry.ids)) entry.ids.push_back(session.end);
     }
-    if (std::ssize(entry.ids) > limit) entry.ids.resize(limit), entry.finished = false;
+    if (std::ssize(entry.ids) > limit) {
+      entry.ids.resize(limit);
+      entry.finished = false;
+    }
     check_entry(entry, session, where);
     entry.shortest = std::ssize(entry.ids);
     cache[row] = std::move(entry);

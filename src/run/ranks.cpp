@@ -37,7 +37,8 @@ static int shared_cores(Comm& comm) {
   CPU_ZERO(&mask);
   sched_getaffinity(0, sizeof mask, &mask);
   Packed own;
-  own.put(mask), own.put_all(comm.host());
+  own.put(mask);
+  own.put_all(comm.host());
   cpu_set_t together;
   CPU_ZERO(&together);
   for (std::string& bytes : comm.gather(own.bytes())) {
@@ -59,7 +60,10 @@ std::string binding_note(Comm& comm) {
 
 void expect_equal(Comm& comm, const Facts& facts) {
   Packed own;
-  for (const auto& [name, value] : facts) own.put_all(name), own.put_all(value);
+  for (const auto& [name, value] : facts) {
+    own.put_all(name);
+    own.put_all(value);
+  }
   const std::vector<std::string> hashes = comm.gather(xxh128(own.bytes()));
   if (std::all_of(hashes.begin(), hashes.end(), [&](const std::string& h) { return h == hashes[0]; })) return;
   std::vector<Packed> all;
@@ -68,7 +72,10 @@ void expect_equal(Comm& comm, const Facts& facts) {
     std::string name, value;
     for (size_t r = 0; r < all.size(); r++) {
       const auto n = all[r].take_all<std::string>(), v = all[r].take_all<std::string>();
-      if (r == 0) name = n, value = v;
+      if (r == 0) {
+        name = n;
+        value = v;
+      }
       if (n != name) throw Error(Exit::failed, cat("rank 0 has ", name, " where rank ", r, " has ", n));
       if (v != value)
         throw Error(Exit::failed, cat(name, " is ", value, " on rank 0 and ", v, " on rank ", r,

@@ -54,11 +54,13 @@ uint64_t response_hash(uint64_t uid, std::span<const int32_t> tokens, std::span<
 void StepRecord::add_prompt(const Request& request) {
   mix(prompts, request.uids.size());
   for (const uint64_t uid : request.uids) mix(prompts, uid);
-  mix(prompts, request.prompt), mix(prompts, request.prefix);
+  mix(prompts, request.prompt);
+  mix(prompts, request.prefix);
 }
 
 void StepRecord::add_response(uint64_t uid, std::span<const int32_t> tokens, std::span<const float> logprobs) {
-  uids.push_back(uid), responses.push_back(response_hash(uid, tokens, logprobs));
+  uids.push_back(uid);
+  responses.push_back(response_hash(uid, tokens, logprobs));
 }
 
 void StepRecord::set_advantages(std::span<const Trajectory> samples) {
@@ -97,21 +99,24 @@ RecordLine start_line(const Session& s, int64_t step, int64_t drawn, const std::
   for (const Input& i : inputs)
     if (!i.digest.empty()) line["inputs"][i.name] = i.digest;
   line["drawn"] = drawn;
-  line["base"] = hex16(s.base_weights), line["weights"] = hex16(weights_hash(s));
+  line["base"] = hex16(s.base_weights);
+  line["weights"] = hex16(weights_hash(s));
   return sealed(line);
 }
 
 RecordLine step_line(const Metrics& metrics, const StepRecord* record, const std::vector<Input>& changed,
                      const std::string& previous) {
   ordered_json line, logged = ordered_json::parse(metrics.json());
-  line["step"] = logged.at("training/global_step"), line["previous"] = previous;
+  line["step"] = logged.at("training/global_step");
+  line["previous"] = previous;
   for (const Input& i : changed) line["inputs"][i.name] = i.digest;
   if (record) {
     line["prompts"] = hex16(record->prompts);
     line["responses"] = ordered_json::array();
     for (const uint64_t r : record->responses) line["responses"].push_back(hex16(r));
     if (!record->scores.empty()) line["scores"] = record->scores;
-    line["advantages"] = hex16(record->advantages), line["weights"] = hex16(record->weights);
+    line["advantages"] = hex16(record->advantages);
+    line["weights"] = hex16(record->weights);
   }
   for (const auto& [name, value] : logged.items())
     if (is_recorded(name)) line["metrics"][name] = value;
@@ -136,7 +141,8 @@ std::vector<Recorded> read_record(const std::string& path) {
     if (line.chain.empty()) refuse(" was changed: the line has not the hash at its end");
     line.values = try_parse_json(texts[i]);
     if (!line.values.is_object()) refuse(" is no line that a run wrote");
-    line.step = line.values.at("step"), line.start = line.values.contains("config");
+    line.step = line.values.at("step");
+    line.start = line.values.contains("config");
     if (lines.empty() && !line.start) refuse(" is of step ", line.step, ": lines before it are gone");
     if (const std::string previous = line.values.at("previous"); !lines.empty() && previous != lines.back().chain)
       refuse(" (step ", line.step, ") does not continue the line before it (step ", lines.back().step,

@@ -98,11 +98,17 @@ RunTotals run_totals(const RunLog& log) {
       if (std::isnan(v)) continue;
       if (std::isnan(t.val_first)) t.val_first = v;
       t.val_last = v;
-      if (!(v <= t.val_best)) t.val_best = v, t.val_best_step = log.steps[i];
+      if (!(v <= t.val_best)) {
+        t.val_best = v;
+        t.val_best_step = log.steps[i];
+      }
     }
-  t.generated = log.sum("tokens/generated") + log.sum("rpo/init_tokens"), t.replayed = log.sum("tokens/replayed");
-  t.trained = log.sum("tokens/trained"), t.loss_rows = log.sum("tokens/loss");
-  t.flops_rollout = log.sum("flops/rollout"), t.flops_learner = log.sum("flops/learner");
+  t.generated = log.sum("tokens/generated") + log.sum("rpo/init_tokens");
+  t.replayed = log.sum("tokens/replayed");
+  t.trained = log.sum("tokens/trained");
+  t.loss_rows = log.sum("tokens/loss");
+  t.flops_rollout = log.sum("flops/rollout");
+  t.flops_learner = log.sum("flops/learner");
   t.flops_distill = log.sum("flops/distill");
   if (log.series.contains("kv/tokens_saved/read") && t.steps > 0)
     t.reads_saved = log.sum("kv/tokens_saved/read") / static_cast<double>(t.steps);
@@ -110,7 +116,8 @@ RunTotals run_totals(const RunLog& log) {
     if (name.starts_with("flops/")) t.flops += log.sum(name);
   if (const auto peaks = log.series.find("perf/max_memory_allocated_gb"); peaks != log.series.end())
     for (const double gb : peaks->second) t.peak_bytes = std::fmax(t.peak_bytes, gb * (1 << 30));
-  t.seconds_rollout = log.sum("timing_s/gen"), t.seconds_update = log.sum("timing_s/update_actor");
+  t.seconds_rollout = log.sum("timing_s/gen");
+  t.seconds_update = log.sum("timing_s/update_actor");
   t.seconds = log.sum("timing_s/step") + log.sum("timing_s/testing");
   if (log.series.contains("exact/checked_tokens")) t.checked = log.sum("exact/checked_tokens");
   if (t.checked > 0) t.mismatches = log.sum("exact/mismatch_tokens");

@@ -201,8 +201,10 @@ void Session::check_prompts() {
                     static_cast<int>(config.data.max_response_length)};
     // A prefix adds at most the copies of a page that is not full.
     if (training && config.algorithm.rpo.enable && request.prompt.size() % kPageSlots == 0 &&
-        request.max_new_tokens > 1)
-      request.prefix = {0}, request.max_new_tokens--;
+        request.max_new_tokens > 1) {
+      request.prefix = {0};
+      request.max_new_tokens--;
+    }
     const bool all_kept = !training && config.rollout.val_kwargs.kv != ValKv::rollout;
     const int64_t needed = Scheduler::pages_needed(all_kept ? dense : sparse, request);
     if (limits.kv_pages > 0 && needed > limits.kv_pages)
@@ -243,16 +245,23 @@ std::vector<Reward> Session::rewards(const Task& task, std::span<const Problem> 
   Packed own;
   for (size_t i = 0; i < rewards.size(); i++) {
     if (rank_of(i) != comm.rank()) continue;
-    own.put(rewards[i].score), own.put(rewards[i].parsed), own.put_all(rewards[i].extracted);
+    own.put(rewards[i].score);
+    own.put(rewards[i].parsed);
+    own.put_all(rewards[i].extracted);
     own.put(rewards[i].components.size());
-    for (const auto& [name, value] : rewards[i].components) own.put_all(std::string_view(name)), own.put(value);
+    for (const auto& [name, value] : rewards[i].components) {
+      own.put_all(std::string_view(name));
+      own.put(value);
+    }
   }
   std::vector<Packed> all;
   for (std::string& bytes : comm.gather(own.bytes())) all.emplace_back(std::move(bytes));
   for (size_t i = 0; i < rewards.size(); i++) {
     Packed& from = all[static_cast<size_t>(rank_of(i))];
     Reward r;
-    r.score = from.take<double>(), r.parsed = from.take<bool>(), r.extracted = from.take_all<std::string>();
+    r.score = from.take<double>();
+    r.parsed = from.take<bool>();
+    r.extracted = from.take_all<std::string>();
     for (auto n = from.take<size_t>(); n > 0; n--) {
       const auto name = from.take_all<std::string>();
       r.components.emplace_back(name, from.take<double>());

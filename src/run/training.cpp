@@ -41,7 +41,10 @@ TrainingState Training::state() const {
                       .prompts = prompts_.cursor(),
                       .blocks = {},
                       .drawn = drawn_};
-  if (student_) state.student_updates = student_->steps(), state.student_skipped = student_->skipped();
+  if (student_) {
+    state.student_updates = student_->steps();
+    state.student_skipped = student_->skipped();
+  }
   if (rollout_ && config_.rollout.kv.adapts()) state.blocks = rollout_->block_budget().steps();
   return state;
 }
@@ -51,7 +54,8 @@ bool Training::at(const TrainingState& s) const {
 }
 
 void Training::resume(const TrainingState& state) {
-  step_ = state.step, drawn_ = state.drawn;
+  step_ = state.step;
+  drawn_ = state.drawn;
   if (!state.blocks.empty()) rollout_->set_block_budget(BlockBudget(state.blocks));
   prompts_.seek(state.prompts);
   learner_.set_steps(state.updates, state.skipped);
@@ -60,7 +64,8 @@ void Training::resume(const TrainingState& state) {
 
 void Training::begin_step() {
   Comm& comm = session_.device.comm;
-  comm.step = ++step_, waited_ = comm.waited;
+  comm.step = ++step_;
+  waited_ = comm.waited;
   session_.ledger.clear();
   record_ = {};
 }

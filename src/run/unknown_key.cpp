@@ -251,9 +251,11 @@ std::string close_key(const std::string& name) {
     const bool bare = last == name;
     if (part > most || !(bare || top(name) == top(k.name) || whole <= 2)) continue;
     const size_t distance = bare ? part : whole + (part == 0 ? 0 : 1000);
-    if (distance < best_distance)
-      best = k.name, best_distance = distance, several = false;
-    else
+    if (distance < best_distance) {
+      best = k.name;
+      best_distance = distance;
+      several = false;
+    } else
       several = several || (bare && distance == best_distance);
   }
   return several ? "" : best;

@@ -20,7 +20,10 @@ void load(Loader loader, std::string_view bytes, bool complete) {
     const std::string text = "It's 12 \n\n e\xcc\x81\xff<s></s>";
     const bool encoded = accepted([&] { tokenizer->decode(tokenizer->encode_prompt(text)); });
     check(encoded || !complete, "a tokenizer that does not take every text");
-    for (int32_t id = -1; id <= tokenizer->vocab_size(); id++) tokenizer->piece(id), tokenizer->is_special(id);
+    for (int32_t id = -1; id <= tokenizer->vocab_size(); id++) {
+      tokenizer->piece(id);
+      tokenizer->is_special(id);
+    }
   });
 }
 

@@ -10,10 +10,12 @@ LISTED = {
         ("prompt % keys_.learner.shards", "groups % keys_.learner.shards", "shard by group, not by prompt"),
         ("for (const std::span<Trajectory> batch : batches) set_corrections(c, batch);", "set_corrections(c, samples_);",
          "corrections of the step, not of each batch"),
-        ("s.kl_penalty / static_cast<double>(s.tokens.size())", "s.kl_penalty", "penalty not by token"),
         ("if (a.adv_filter_threshold > 0) drop_groups_without_signal(samples_);", "", "groups without signal are judged"),
-        ("terms.old_logprob[r] - out.logprob[r]", "out.logprob[r] - terms.old_logprob[r]", "KL of the wrong sign"),
         ("batches.size() <= 1 && keys_.actor.ppo_epochs == 1", "batches.size() <= 1", "later epochs taken for the first"),
+    ],
+    "src/rl/report.cpp": [
+        ("s.kl_penalty / static_cast<double>(s.tokens.size())", "s.kl_penalty", "penalty not by token"),
+        ("terms.old_logprob[r] - out.logprob[r]", "out.logprob[r] - terms.old_logprob[r]", "KL of the wrong sign"),
     ],
     "src/rl/loss.cpp": [
         ("sum / static_cast<double>(end - begin)", "sum", "sum instead of mean"),

@@ -23,7 +23,8 @@ class Listener : public testing::EmptyTestEventListener {
                  static_cast<int>(test.result()->elapsed_time()));
     for (size_t n = 0; n < size_; n++)
       if (reached[n]) std::fprintf(out, " %zu", n);
-    std::fprintf(out, "\n"), std::fclose(out);
+    std::fprintf(out, "\n");
+    std::fclose(out);
   }
 };
 

@@ -119,11 +119,13 @@ class Mpi final : public Comm {
     }
     if (level < MPI_THREAD_MULTIPLE) fail("this MPI has no MPI_THREAD_MULTIPLE");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank_), MPI_Comm_size(MPI_COMM_WORLD, &ranks_);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks_);
     watcher_ = std::jthread([this](std::stop_token stop) { watch(stop); });
     MPI_Comm node;
     check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
-    MPI_Comm_rank(node, &node_rank_), MPI_Comm_size(node, &node_ranks_);
+    MPI_Comm_rank(node, &node_rank_);
+    MPI_Comm_size(node, &node_ranks_);
     MPI_Comm_free(&node);
     hosts_ = gather(host());
     hosts_known_ = true;

@@ -61,7 +61,10 @@ PARE_INLINE void score_panels(const QueryTile& t, const KeyHead& h, int64_t firs
   for (int64_t d = 0; d < head_dim; d++) {
     V keys[kPanels];
     PARE_UNROLL
-    for (int p = 0; p < kPanels; p++) fetch(keys[p], b[p] + d * 16), hold(keys[p]);
+    for (int p = 0; p < kPanels; p++) {
+      fetch(keys[p], b[p] + d * 16);
+      hold(keys[p]);
+    }
     PARE_UNROLL
     for (int r = 0; r < kRows; r++) {
       V x;
@@ -109,7 +112,10 @@ PARE_INLINE void add_values(const QueryTile& t, const KeyHead& h, const float* p
     for (; slot < min64(all, page + 16); slot++, values += value_dim, p++) {
       vf x[kPanels];
       PARE_UNROLL
-      for (int i = 0; i < kPanels; i++) x[i] = load(values + i * 16), hold(x[i]);
+      for (int i = 0; i < kPanels; i++) {
+        x[i] = load(values + i * 16);
+        hold(x[i]);
+      }
       PARE_UNROLL
       for (int r = 0; r < kRows; r++) {
         const vf weight = set1(p[r * kAttnBlock]);
@@ -184,7 +190,10 @@ template <int kRows>
 template <int kRows>
 void attend(QueryTile* tiles, int64_t count, const KeyHead& h, Prefetcher& ahead) {
   alignas(64) float scores[2][kRows * kAttnBlock], alpha[16] = {}, next[16];
-  for (int64_t i = 0; i < count; i++) store(tiles[i].max, set1(-__builtin_inff())), store(tiles[i].sum, zero());
+  for (int64_t i = 0; i < count; i++) {
+    store(tiles[i].max, set1(-__builtin_inff()));
+    store(tiles[i].sum, zero());
+  }
   const auto slots = [&](int64_t i) { return tiles[i].visible[kRows - 1]; };
   // The scores of the next tile come before the values of this one: they need not wait for the exponentials.
   int64_t tile = 0, first = 0, begin = 0;  // tiles before `begin` see nothing from slot `first` on
@@ -252,8 +261,15 @@ class Queries {
   PARE_INLINE void take(QueryTile& t, int64_t rows) {
     t.rows = rows;
     for (int64_t r = 0; r < rows; r++) {
-      t.q[r] = q_ + head_ * width_, t.at[r] = at_ + head_, t.visible[r] = seen_;
-      if (++head_ == group_) head_ = 0, q_ += q_stride_, at_ += heads_, seen_++;
+      t.q[r] = q_ + head_ * width_;
+      t.at[r] = at_ + head_;
+      t.visible[r] = seen_;
+      if (++head_ == group_) {
+        head_ = 0;
+        q_ += q_stride_;
+        at_ += heads_;
+        seen_++;
+      }
     }
   }
 
@@ -347,7 +363,9 @@ void attn_fwd(const AttnArgs& a, const AttnTurn& turn) {
       ahead.add(matrix + (next.segment->row + next.rows.begin) * stride + next.kv_head * columns, stride,
                 next.rows.end - next.rows.begin, columns);
     };
-    add(a.k, a.k_stride, a.head_dim), add(a.v, a.v_stride, a.head_dim), add(a.q, a.q_stride, g * a.head_dim);
+    add(a.k, a.k_stride, a.head_dim);
+    add(a.v, a.v_stride, a.head_dim);
+    add(a.q, a.q_stride, g * a.head_dim);
   }
   const KeyHead head{.k = {keys, nullptr, 16 * a.head_dim},
                      .v = {values, nullptr, 16 * value_dim},
@@ -378,7 +396,8 @@ void attn_paged(const PagedArgs& a, const PagedRow& row, int64_t kv_head, float*
   const Mass mass{a.mass_pages, pages, a.heads / g, kv_head, a.first_mass, row.slots};
   float* const maxima = values + (value_dim != a.head_dim ? row.slots * value_dim : 0);
   if (a.mass_pages) {
-    head.stride = round16(row.slots), head.maxima = maxima,
+    head.stride = round16(row.slots);
+    head.maxima = maxima;
     head.weights = maxima + (row.slots + kAttnBlock) / kAttnBlock * 16;
     clear_new(mass, row.slots - row.rows);
   }

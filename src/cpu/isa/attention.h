@@ -36,10 +36,11 @@ PARE_INLINE Slots<T> segment_slots(const AttnArgs& a, const SegmentRow& s, int64
                                    int64_t parent_stride, T* own, int64_t own_stride) {
   const int64_t column = kv_head * a.head_dim, kv_heads = a.heads / a.group;
   Slots<T> slots{parent + column, own + s.row * own_stride + column, parent_stride, own_stride, s.parent_len};
-  if (a.lists)
-    slots.list = a.lists + s.parent_row * kv_heads + kv_head, slots.list_stride = kv_heads,
+  if (a.lists) {
+    slots.list = a.lists + s.parent_row * kv_heads + kv_head;
+    slots.list_stride = kv_heads;
     slots.listed_own = own + column;
-  else
+  } else
     slots.parent += s.parent_row * parent_stride;
   return slots;
 }
@@ -85,14 +86,20 @@ PARE_INLINE void pack_down(float* out, const Slots<T>& slots, int64_t first, int
   for (int64_t s = first; s < end; s++) {
     const float* const row = slots.at(s);
     for_vectors(
-        head_dim, PARE_LANES_AT(d) { store(out, load(row + d, lanes)), out += 16; });
+        head_dim, PARE_LANES_AT(d) {
+          store(out, load(row + d, lanes));
+          out += 16;
+        });
   }
 }
 PARE_INLINE void unpack(const Slots<float>& slots, const float* from, int64_t first, int64_t end, int64_t head_dim) {
   for (int64_t s = first; s < end; s++) {
     float* const row = slots.at(s);
     for_vectors(
-        head_dim, PARE_LANES_AT(d) { store(row + d, load(from), lanes), from += 16; });
+        head_dim, PARE_LANES_AT(d) {
+          store(row + d, load(from), lanes);
+          from += 16;
+        });
   }
 }
 

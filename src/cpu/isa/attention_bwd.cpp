@@ -25,8 +25,14 @@ PARE_INLINE void multiply_add(Choose choose, int64_t rows, int64_t depth, const 
   for (int64_t d = 0, np; d < width; d += np * 16) {
     np = tile_panels(rows, (width - d) / 16);
     Tile t;
-    t.depth = depth, t.a = a, t.as = as, t.bs = b.stride;
-    t.c = c.first + d, t.cs = c.stride, t.start = fresh ? nullptr : t.c, t.ss = t.cs;
+    t.depth = depth;
+    t.a = a;
+    t.as = as;
+    t.bs = b.stride;
+    t.c = c.first + d;
+    t.cs = c.stride;
+    t.start = fresh ? nullptr : t.c;
+    t.ss = t.cs;
     for (int64_t p = 0; p < np; p++) t.b[p] = b.first + d + p * 16;
     choose(rows, np)(t);
   }
@@ -91,7 +97,10 @@ PARE_INLINE void products(V (&sums)[kRows][kPanels], Rows<const float> rows, con
   for (int64_t d = 0; d < head_dim; d++, across += 16) {
     V b[kPanels];
     PARE_UNROLL
-    for (int j = 0; j < kPanels; j++) fetch(b[j], across + j * 16 * head_dim), hold(b[j]);
+    for (int j = 0; j < kPanels; j++) {
+      fetch(b[j], across + j * 16 * head_dim);
+      hold(b[j]);
+    }
     PARE_UNROLL
     for (int i = 0; i < kRows; i++) {
       // Not in one expression: with -fsanitize=shift gcc 12 then computes the index in one case only.
@@ -101,7 +110,8 @@ PARE_INLINE void products(V (&sums)[kRows][kPanels], Rows<const float> rows, con
       PARE_UNROLL
       for (int j = 0; j < kPanels; j++) sums[i][j] = fma(a, b[j], sums[i][j]);
     }
-    x++, y++;
+    x++;
+    y++;
     asm("" : "+r"(x), "+r"(y));
   }
 }
@@ -239,10 +249,14 @@ PARE_INLINE static void add_rows(Prefetcher& ahead, const AttnBwdArgs& a, const 
   const auto add = [&](const float* matrix, int64_t stride, int64_t columns) {
     ahead.add(matrix + s.row * stride + kv_head * columns, stride, s.len, columns);
   };
-  add(a.fwd.k, a.fwd.k_stride, head_dim), add(a.fwd.v, a.fwd.v_stride, head_dim);
-  add(a.dk, a.dk_stride, head_dim), add(a.dv, a.dv_stride, head_dim);
-  add(a.d_o, a.do_stride, group), add(a.fwd.o, a.o_stride, group);
-  add(a.fwd.q, a.fwd.q_stride, group), add(a.dq, a.dq_stride, group);
+  add(a.fwd.k, a.fwd.k_stride, head_dim);
+  add(a.fwd.v, a.fwd.v_stride, head_dim);
+  add(a.dk, a.dk_stride, head_dim);
+  add(a.dv, a.dv_stride, head_dim);
+  add(a.d_o, a.do_stride, group);
+  add(a.fwd.o, a.o_stride, group);
+  add(a.fwd.q, a.fwd.q_stride, group);
+  add(a.dq, a.dq_stride, group);
 }
 
 void attn_bwd(const AttnBwdArgs& a, const AttnTurn& turn) {
@@ -250,12 +264,18 @@ void attn_bwd(const AttnBwdArgs& a, const AttnTurn& turn) {
   const int64_t kv_head = turn.piece.kv_head, slots = s.parent_len + s.len, head_dim = a.fwd.head_dim,
                 padded = round16(head_dim);
   Operands x{};
-  x.head_dim = head_dim, x.padded = padded, x.whole = head_dim == padded;
+  x.head_dim = head_dim;
+  x.padded = padded;
+  x.whole = head_dim == padded;
   if (turn.next.segment) add_rows(x.ahead, a, *turn.next.segment, turn.next.kv_head);
   float* free = turn.scratch;
   const auto take = [&](int64_t n) { return free += n, free - n; };
-  x.k_across = take(turn.room * head_dim), x.v_across = take(turn.room * head_dim), x.k = take(turn.room * padded);
-  x.q_room = take(kRowBlock * padded), x.do_room = take(kRowBlock * padded), x.dq_room = take(kRowBlock * padded);
+  x.k_across = take(turn.room * head_dim);
+  x.v_across = take(turn.room * head_dim);
+  x.k = take(turn.room * padded);
+  x.q_room = take(kRowBlock * padded);
+  x.do_room = take(kRowBlock * padded);
+  x.dq_room = take(kRowBlock * padded);
   x.room = take(kAttnBwdSlots * padded);
   x.dk = segment_slots(a.fwd, s, kv_head, a.dpk, a.dpk_stride, a.dk, a.dk_stride);
   x.dv = segment_slots(a.fwd, s, kv_head, a.dpv, a.dpv_stride, a.dv, a.dv_stride);

@@ -15,8 +15,11 @@ struct ReadPages {
     const int32_t p = static_cast<int32_t>(first / 16), bits = ((1 << n) - 1) << first % 16;
     if (count && page[count - 1] == p)
       slots[count - 1] |= bits;
-    else
-      page[count] = p, slots[count] = bits, count++;
+    else {
+      page[count] = p;
+      slots[count] = bits;
+      count++;
+    }
   }
 };
 
@@ -69,7 +72,8 @@ PARE_INLINE void add_gradients(const Operands& x, const ReadPages& r, const floa
   vf query[kVectors], above[kVectors], sum[kVectors];
   PARE_UNROLL
   for (int i = 0; i < kVectors; i++) {
-    query[i] = load(q + column + i * 16), above[i] = load(d_o + column + i * 16);
+    query[i] = load(q + column + i * 16);
+    above[i] = load(d_o + column + i * 16);
     sum[i] = zero();
   }
   for (int64_t j = 0; j < r.count; j++)
@@ -101,11 +105,15 @@ void attn_bwd_listed(const AttnBwdArgs& a, const BlockListArgs& lists, const Seg
   const AttnArgs& f = a.fwd;
   const int64_t slots = s.parent_len + s.len, head_dim = f.head_dim, padded = round16(head_dim);
   Operands x{};
-  x.head_dim = head_dim, x.padded = padded;
+  x.head_dim = head_dim;
+  x.padded = padded;
   float* next = scratch;
   const auto take = [&](int64_t n) { return next += n, next - n; };
-  x.k_across = take(round16(slots) * head_dim), x.v_across = take(round16(slots) * head_dim);
-  x.k = take(slots * padded), x.dk = take(slots * padded), x.dv = take(slots * padded);
+  x.k_across = take(round16(slots) * head_dim);
+  x.v_across = take(round16(slots) * head_dim);
+  x.k = take(slots * padded);
+  x.dk = take(slots * padded);
+  x.dv = take(slots * padded);
   float *const q = take(padded), *const d_o = take(padded), *const dq = take(padded);
   float *const p = take(round16(slots)), *const ds = take(round16(slots));
   int32_t* const pages = reinterpret_cast<int32_t*>(take(round16(slots)));

@@ -11,8 +11,12 @@ template <class Key>
 PARE_INLINE void summarise(float* out, int64_t n, int64_t head_dim, int64_t lanes, BlockSummary kind, Key key) {
   if (kind == BlockSummary::minmax) {
     vf low = key(0), high = low;
-    for (int64_t i = 1; i < n; i++) low = min(key(i), low), high = max(key(i), high);
-    store(out, low, lanes), store(out + head_dim, high, lanes);
+    for (int64_t i = 1; i < n; i++) {
+      low = min(key(i), low);
+      high = max(key(i), high);
+    }
+    store(out, low, lanes);
+    store(out + head_dim, high, lanes);
   } else {
     vf sum = zero();
     for (int64_t i = 0; i < n; i++) sum = add(sum, key(i));

@@ -17,7 +17,8 @@ PARE_INLINE void softmax(float* z, int64_t begin, int64_t end) {
   const vf m = set1(highest(highest_lanes));
   for (int64_t s = 0; s < n; s += 16) {
     const vf p = exp(sub(load(z + s), m));
-    store(z + s, p), sums = add(sums, p);
+    store(z + s, p);
+    sums = add(sums, p);
   }
   const vf total = set1(sum(sums));
   for (int64_t s = 0; s < n; s += 16) store(z + s, div(load(z + s), total));
@@ -115,7 +116,9 @@ PARE_INLINE void add_rows_of_s(const Columns& c, int64_t column, const float* s,
     last = select(alike, set1(static_cast<float>(row + i)), last);
     similar = select(alike, x, similar);
   }
-  store(c.sum + column, total), store(c.last + column, last), store(c.similar + column, similar);
+  store(c.sum + column, total);
+  store(c.last + column, last);
+  store(c.similar + column, similar);
 }
 
 }  // namespace
@@ -135,8 +138,11 @@ void kv_redundancy(const KvRedundancyArgs& a, const KvCompression& e, float* scr
                   .similar = a.workspace + 2 * a.row,
                   .threshold = set1(a.threshold),
                   .first = begin};
-  for (int64_t i = 0; i < panels * 16; i += 16)
-    store(c.sum + i, zero()), store(c.similar + i, zero()), store(c.last + i, set1(static_cast<float>(begin)));
+  for (int64_t i = 0; i < panels * 16; i += 16) {
+    store(c.sum + i, zero());
+    store(c.similar + i, zero());
+    store(c.last + i, set1(static_cast<float>(begin)));
+  }
   // Rows of S that a panel holds.
   const auto low = [&](int64_t panel) { return panel ? 0 : begin; };
   const auto count = [&](int64_t panel) { return min64(end - panel * 16, 16) - low(panel); };

@@ -29,7 +29,11 @@ void multiply(const Product& m, int64_t rows, int64_t panels) {
     for (int64_t r = 0; r < rows; r += share) {
       const int64_t rn = min64(share, rows - r);
       Tile t;
-      t.depth = m.width, t.bs = 16, t.c = m.c + r * m.c_stride + p * 16, t.cs = m.c_stride, t.start = nullptr;
+      t.depth = m.width;
+      t.bs = 16;
+      t.c = m.c + r * m.c_stride + p * 16;
+      t.cs = m.c_stride;
+      t.start = nullptr;
       t.a = m.by_columns ? m.a + r : m.a + r * m.a_stride;
       t.as = m.by_columns ? 16 : m.a_stride;
       for (int64_t i = 0; i < np; i++) t.b[i] = m.base + (m.pages ? m.pages[p + i] : p + i) * m.step;

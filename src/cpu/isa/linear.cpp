@@ -27,7 +27,10 @@ void tile(const Tile& t) {
   for (int64_t k = 0; k < t.depth; k++) {
     vf row[kPanels];
     PARE_UNROLL
-    for (int p = 0; p < kPanels; p++) row[p] = load(b[p]), b[p] += bs;
+    for (int p = 0; p < kPanels; p++) {
+      row[p] = load(b[p]);
+      b[p] += bs;
+    }
     PARE_UNROLL
     for (int i = 0; i < kRows; i++) {
       const vf x = set1(kByRows ? a[i * as] : a[i]);
@@ -125,8 +128,14 @@ static void narrow(TileFn f, const Tile& whole, int64_t rows, int64_t width) {
   float c[kTileRows * 16];
   if (t.start)
     for (int64_t i = 0; i < rows; i++) store(c + i * 16, load(t.start + i * t.ss, width));
-  t.c = c, t.cs = 16, t.bias = nullptr, t.residual = nullptr;
-  if (t.start) t.start = c, t.ss = 16;
+  t.c = c;
+  t.cs = 16;
+  t.bias = nullptr;
+  t.residual = nullptr;
+  if (t.start) {
+    t.start = c;
+    t.ss = 16;
+  }
   f(t);
   for (int64_t i = 0; i < rows; i++) {
     vf x = load(c + i * 16);
@@ -138,7 +147,8 @@ static void narrow(TileFn f, const Tile& whole, int64_t rows, int64_t width) {
 
 // The last piece of the depth, of rows r to r + rows and the panels from p on: to y.
 static void finish(TileFn f, Tile& t, const GemmArgs& g, int64_t r, int64_t rows, int64_t p) {
-  t.c = g.y + r * g.y_stride + p * 16, t.cs = g.y_stride;
+  t.c = g.y + r * g.y_stride + p * 16;
+  t.cs = g.y_stride;
   t.bias = g.bias ? g.bias + p * 16 : nullptr;
   t.residual = g.residual ? g.residual + r * g.residual_stride + p * 16 : nullptr;
   t.rs = g.residual_stride;
@@ -171,11 +181,15 @@ void gemm(const GemmArgs& g, Interval rows, Interval panels, float* scratch, int
         for (int64_t r = r0; r < end; r += share) {
           const int64_t rn = min64(share, end - r);
           Tile t;
-          t.depth = kn, t.bs = 16, t.c = partial + (r - r0) * np * 16, t.cs = np * 16;
+          t.depth = kn;
+          t.bs = 16;
+          t.c = partial + (r - r0) * np * 16;
+          t.cs = np * 16;
           t.a = in_place ? g.x + r * g.x_stride + k : scratch + (r - r0) * depth + k * rn;
           t.as = in_place ? g.x_stride : rn;
           for (int64_t i = 0; i < np; i++) t.b[i] = g.packed + ((p + i) * depth + k) * 16;
-          t.start = k ? t.c : nullptr, t.ss = t.cs;
+          t.start = k ? t.c : nullptr;
+          t.ss = t.cs;
           const TileFn f = in_place ? tile_by_rows(rn, np) : tile_by_columns(rn, np);
           if (k + kn < depth)
             f(t);
@@ -217,11 +231,15 @@ void gemm_transposed(const GemmArgs& g, Interval rows, Interval panels, float* s
         for (int64_t r = r0; r < end; r += share) {
           const int64_t rn = min64(share, end - r);
           Tile t;
-          t.depth = kn, t.bs = 16, t.c = partial + ((r - r0) * count + p - panels.begin) * 16, t.cs = count * 16;
+          t.depth = kn;
+          t.bs = 16;
+          t.c = partial + ((r - r0) * count + p - panels.begin) * 16;
+          t.cs = count * 16;
           t.a = in_place ? g.x + r * g.x_stride + k : columns + (r - r0) * kn;
           t.as = in_place ? g.x_stride : rn;
           for (int64_t i = 0; i < np; i++) t.b[i] = b + i * kn * 16;
-          t.start = k ? t.c : nullptr, t.ss = t.cs;
+          t.start = k ? t.c : nullptr;
+          t.ss = t.cs;
           const TileFn f = in_place ? tile_by_rows(rn, np) : tile_by_columns(rn, np);
           if (k + kn < depth)
             f(t);
@@ -259,10 +277,16 @@ void gemm_t(const GemmTArgs& g, Interval outputs, Interval panels, float* scratc
         float* const c = g.dw + o * g.inputs + p * 16;
         const bool packed = !x_near || whole <= 0;
         Tile t;
-        t.depth = depth, t.a = a, t.as = dy_near ? g.dy_stride : 16, t.bs = packed ? 16 : g.x_stride;
+        t.depth = depth;
+        t.a = a;
+        t.as = dy_near ? g.dy_stride : 16;
+        t.bs = packed ? 16 : g.x_stride;
         for (int64_t i = 0; i < np; i++)
           t.b[i] = packed ? scratch + (p + i - panels.begin) * kGemmTDepth * 16 : g.x + n * g.x_stride + (p + i) * 16;
-        t.c = c, t.cs = g.inputs, t.start = c, t.ss = g.inputs;
+        t.c = c;
+        t.cs = g.inputs;
+        t.start = c;
+        t.ss = g.inputs;
         const TileFn f = tile_by_columns(rn, np);
         if (whole > 0)
           f(t);

@@ -122,14 +122,18 @@ struct Best {
   vi id = iset1(0);
   PARE_INLINE void take(vf x, vi ids) {
     const mask better = less(value, x);
-    value = select(better, x, value), id = select(better, ids, id);
+    value = select(better, x, value);
+    id = select(better, ids, id);
   }
 };
 // The id of the larger.
 PARE_INLINE int32_t winner(const Best& a, const Best& b) {
   float values[32];
   int32_t ids[32];
-  store(values, a.value), store(values + 16, b.value), istore(ids, a.id), istore(ids + 16, b.id);
+  store(values, a.value);
+  store(values + 16, b.value);
+  istore(ids, a.id);
+  istore(ids + 16, b.id);
   int best = 0;
   for (int i = 1; i < 32; i++)
     if (values[i] > values[best] || (values[i] == values[best] && ids[i] < ids[best])) best = i;
@@ -307,9 +311,11 @@ void overlap(float* overlap, float* mass, const float* p, const float* q, int64_
           apart_here = add(apart_here, select(first_lanes(lanes), max(sub(qi, pi), zero()), zero()));
           lost_here = add(lost_here, select(first_lanes(lanes), max(sub(qi, pl), zero()), zero()));
         });
-    apart += sum(apart_here), lost += sum(lost_here);
+    apart += sum(apart_here);
+    lost += sum(lost_here);
   });
-  *overlap = 1 - apart, *mass = 1 - lost;
+  *overlap = 1 - apart;
+  *mass = 1 - lost;
   if (n_common < 0) return;
   float chain = 0;
   for (int64_t i = 0; i < n_common; i++) {

@@ -89,9 +89,12 @@ PARE_INLINE void philox(vi* c, uint64_t key) {
     vi low0, high0, low1, high1;
     mul_wide(c[0], iset1(0xD2511F53u), &low0, &high0);
     mul_wide(c[2], iset1(0xCD9E8D57u), &low1, &high1);
-    c[0] = ixor(ixor(high1, c[1]), iset1(k0)), c[1] = low1;
-    c[2] = ixor(ixor(high0, c[3]), iset1(k1)), c[3] = low0;
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    c[0] = ixor(ixor(high1, c[1]), iset1(k0));
+    c[1] = low1;
+    c[2] = ixor(ixor(high0, c[3]), iset1(k1));
+    c[3] = low0;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
   }
 }
 

@@ -39,11 +39,13 @@ void kv_nearest(const KvNearestArgs& a, const KvCompression& e, float* scratch) 
         which = select(absent, which, select(worse, which, at));
       }
       float cosine[16], kept[16];
-      store(cosine, best), store(kept, which);
+      store(cosine, best);
+      store(kept, which);
       int64_t lane = 0;
       for (int64_t i = 1; i < 16; i++)
         if (cosine[i] > cosine[lane] || (cosine[i] == cosine[lane] && kept[i] > kept[lane])) lane = i;
-      a.cosine[base + evicted[r]] = cosine[lane], a.nearest[base + evicted[r]] = kept[lane];
+      a.cosine[base + evicted[r]] = cosine[lane];
+      a.nearest[base + evicted[r]] = kept[lane];
     }
   }
 }

@@ -23,7 +23,10 @@ struct Heads {
       : heads(heads), head_dim(head_dim), n(first / heads), h(first % heads) {}
   PARE_INLINE int64_t at(int64_t stride) const { return n * stride + h * head_dim; }
   PARE_INLINE void next() {
-    if (++h == heads) h = 0, n++;
+    if (++h == heads) {
+      h = 0;
+      n++;
+    }
   }
 };
 }  // namespace

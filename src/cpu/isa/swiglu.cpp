@@ -24,7 +24,8 @@ void swiglu_bwd(float* dgate_up, const float* dy, const float* gate_up, int64_t 
     const int64_t next = r + 2 < rows.end ? 4 * width : 0;
     for_vectors(
         width, PARE_LANES_AT(i) {
-          __builtin_prefetch(gate + next + i), __builtin_prefetch(up + next + i);
+          __builtin_prefetch(gate + next + i);
+          __builtin_prefetch(up + next + i);
           __builtin_prefetch(dy + r * width + next / 2 + i);
           const vf g = load(gate + i, lanes), u = load(up + i, lanes), d = load(dy + r * width + i, lanes);
           const vf s = div(set1(1), add(set1(1), exp(sub(zero(), g))));

@@ -67,8 +67,10 @@ PARE_INLINE void transpose8(vf* r) {
     const vf* q = r + kFirstRow + i;
     const __m256 a = _mm256_unpacklo_ps(q[0].*part, q[1].*part), b = _mm256_unpackhi_ps(q[0].*part, q[1].*part);
     const __m256 c = _mm256_unpacklo_ps(q[2].*part, q[3].*part), d = _mm256_unpackhi_ps(q[2].*part, q[3].*part);
-    t[i] = _mm256_shuffle_ps(a, c, 0x44), t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
-    t[i + 2] = _mm256_shuffle_ps(b, d, 0x44), t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+    t[i] = _mm256_shuffle_ps(a, c, 0x44);
+    t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+    t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+    t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
   }
   PARE_UNROLL
   for (int i = 0; i < 4; i++) {
@@ -85,8 +87,10 @@ PARE_INLINE void transpose_parts(vf* r) {
   for (int j = 0; j < 4; j++) {
     const part a = vzip1q_f32(r[0].v[j], r[2].v[j]), b = vzip2q_f32(r[0].v[j], r[2].v[j]);
     const part c = vzip1q_f32(r[1].v[j], r[3].v[j]), d = vzip2q_f32(r[1].v[j], r[3].v[j]);
-    r[0].v[j] = vzip1q_f32(a, c), r[1].v[j] = vzip2q_f32(a, c);
-    r[2].v[j] = vzip1q_f32(b, d), r[3].v[j] = vzip2q_f32(b, d);
+    r[0].v[j] = vzip1q_f32(a, c);
+    r[1].v[j] = vzip2q_f32(a, c);
+    r[2].v[j] = vzip1q_f32(b, d);
+    r[3].v[j] = vzip2q_f32(b, d);
   }
 }
 #endif
@@ -99,8 +103,10 @@ PARE_INLINE void transpose(vf* r) {
   for (int i = 0; i < 16; i += 4) {
     const __m512 a = _mm512_unpacklo_ps(r[i], r[i + 1]), b = _mm512_unpackhi_ps(r[i], r[i + 1]);
     const __m512 c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
-    t[i] = _mm512_shuffle_ps(a, c, 0x44), t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
-    t[i + 2] = _mm512_shuffle_ps(b, d, 0x44), t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+    t[i] = _mm512_shuffle_ps(a, c, 0x44);
+    t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+    t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
+    t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
   }
   // t[4 g + i]: 128-bit part l holds column 4 l + i of rows 4 g .. 4 g + 3
   PARE_UNROLL
@@ -108,16 +114,22 @@ PARE_INLINE void transpose(vf* r) {
     const __m512 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x44), b = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xee);
     const __m512 c = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x44),
                  d = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xee);
-    r[i] = _mm512_shuffle_f32x4(a, c, 0x88), r[4 + i] = _mm512_shuffle_f32x4(a, c, 0xdd);
-    r[8 + i] = _mm512_shuffle_f32x4(b, d, 0x88), r[12 + i] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    r[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+    r[4 + i] = _mm512_shuffle_f32x4(a, c, 0xdd);
+    r[8 + i] = _mm512_shuffle_f32x4(b, d, 0x88);
+    r[12 + i] = _mm512_shuffle_f32x4(b, d, 0xdd);
   }
 #elif defined(__AVX2__)
   PARE_UNROLL
   for (int i = 0; i < 8; i++) {  // now .a and .b of r[i] and r[i + 8] are the corners of a 2 x 2 of blocks: swap two
     const __m256 t = r[i].b;
-    r[i].b = r[i + 8].a, r[i + 8].a = t;
+    r[i].b = r[i + 8].a;
+    r[i + 8].a = t;
   }
-  transpose8<0, &vf::a>(r), transpose8<0, &vf::b>(r), transpose8<8, &vf::a>(r), transpose8<8, &vf::b>(r);
+  transpose8<0, &vf::a>(r);
+  transpose8<0, &vf::b>(r);
+  transpose8<8, &vf::a>(r);
+  transpose8<8, &vf::b>(r);
 #elif defined(PARE_NEON)
   PARE_UNROLL
   for (int i = 0; i < 16; i += 4) transpose_parts(r + i);
@@ -125,13 +137,15 @@ PARE_INLINE void transpose(vf* r) {
   for (int i = 0; i < 16; i++) PARE_UNROLL
   for (int j = 0; j < i / 4; j++) {  // the blocks of 4 x 4 change places
     const part t = r[i].v[j];
-    r[i].v[j] = r[4 * j + i % 4].v[i / 4], r[4 * j + i % 4].v[i / 4] = t;
+    r[i].v[j] = r[4 * j + i % 4].v[i / 4];
+    r[4 * j + i % 4].v[i / 4] = t;
   }
 #else
   for (int i = 0; i < 16; i++)
     for (int j = 0; j < i; j++) {
       const float t = r[i].v[j];
-      r[i].v[j] = r[j].v[i], r[j].v[i] = t;
+      r[i].v[j] = r[j].v[i];
+      r[j].v[i] = t;
     }
 #endif
 }

@@ -122,10 +122,14 @@ PARE_INLINE vf load_part(const float* p, int64_t n) {
   const vi m = first_bits(n);
   return {_mm256_maskload_ps(p, m.a), _mm256_maskload_ps(p + 8, m.b)};
 }
-PARE_INLINE void store(float* p, vf x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
+PARE_INLINE void store(float* p, vf x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
 PARE_INLINE void store_part(float* p, vf x, int64_t n) {
   const vi m = first_bits(n);
-  _mm256_maskstore_ps(p, m.a, x.a), _mm256_maskstore_ps(p + 8, m.b, x.b);
+  _mm256_maskstore_ps(p, m.a, x.a);
+  _mm256_maskstore_ps(p + 8, m.b, x.b);
 }
 PARE_INLINE vf add(vf x, vf y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 PARE_INLINE vf sub(vf x, vf y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
@@ -157,7 +161,8 @@ PARE_INLINE vi iload(const void* p) {
 }
 PARE_INLINE void istore(void* p, vi x) {
   __m256i* q = static_cast<__m256i*>(p);
-  _mm256_storeu_si256(q, x.a), _mm256_storeu_si256(q + 1, x.b);
+  _mm256_storeu_si256(q, x.a);
+  _mm256_storeu_si256(q + 1, x.b);
 }
 PARE_INLINE vi iadd(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 PARE_INLINE vi isub(vi x, vi y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
@@ -182,7 +187,8 @@ PARE_INLINE void mul_wide8(__m256i a, __m256i b, __m256i* low, __m256i* high) {
   *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
 }
 PARE_INLINE void mul_wide(vi x, vi y, vi* low, vi* high) {
-  mul_wide8(x.a, y.a, &low->a, &high->a), mul_wide8(x.b, y.b, &low->b, &high->b);
+  mul_wide8(x.a, y.a, &low->a, &high->a);
+  mul_wide8(x.b, y.b, &low->b, &high->b);
 }
 PARE_INLINE vf load_upper(const uint16_t* p) {
   const __m128i* q = reinterpret_cast<const __m128i*>(p);
@@ -216,7 +222,8 @@ PARE_INLINE part convert(integers x) { return vcvtq_f32_s32(x); }
 PARE_INLINE void mul_wide(words x, words y, words* low, words* high) {
   const words a = vreinterpretq_u32_u64(vmull_u32(vget_low_u32(x), vget_low_u32(y)));
   const words b = vreinterpretq_u32_u64(vmull_high_u32(x, y));
-  *low = vuzp1q_u32(a, b), *high = vuzp2q_u32(a, b);
+  *low = vuzp1q_u32(a, b);
+  *high = vuzp2q_u32(a, b);
 }
 PARE_INLINE words get_upper(const uint16_t* p) { return vshll_n_u16(vld1_u16(p), 16); }
 PARE_INLINE void put_upper(uint16_t* p, words x) { vst1_u16(p, vshrn_n_u32(x, 16)); }
@@ -242,7 +249,8 @@ PARE_INLINE part sqrt(part x) { return __builtin_sqrtf(x); }
 PARE_INLINE part convert(integers x) { return static_cast<float>(x); }
 PARE_INLINE void mul_wide(words x, words y, words* low, words* high) {
   const uint64_t p = static_cast<uint64_t>(x) * y;
-  *low = static_cast<uint32_t>(p), *high = static_cast<uint32_t>(p >> 32);
+  *low = static_cast<uint32_t>(p);
+  *high = static_cast<uint32_t>(p >> 32);
 }
 PARE_INLINE words get_upper(const uint16_t* p) { return static_cast<uint32_t>(*p) << 16; }
 PARE_INLINE void put_upper(uint16_t* p, words x) { *p = static_cast<uint16_t>(x >> 16); }

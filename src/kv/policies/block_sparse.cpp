@@ -23,7 +23,8 @@ class BlockSparse : public KvPolicy {
 
   void begin(const std::vector<PagedRun>& runs, Inputs& inputs) override {
     host_budget_.assign(cache_.max_sequences(), INT32_MAX);
-    choosing_.clear(), scored_ = 0;
+    choosing_.clear();
+    scored_ = 0;
     for (const PagedRun& run : runs) {
       if (!run.decodes()) continue;  // prompts read everything
       const int64_t n = blocks_of(run.tokens, spec_.blocks.size), budget = budget_(n);
