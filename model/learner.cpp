@@ -10,7 +10,7 @@ namespace pare {
 
 namespace {
 
-// Host doubles to a stat tensor.
+// Uploads doubles to a stat tensor.
 Tensor upload_stat(const Model& model, Arena& arena, const char* name, std::span<const double> values) {
   const Tensor t = arena.alloc(name, model.stat, {static_cast<int64_t>(values.size())});
   if (model.stat == DType::f64) {
@@ -39,7 +39,7 @@ void for_chunks(int64_t n, int64_t chunk, F fn) {
   }
 }
 
-// Pairs of CopyRows that bring row rows[i] into the chunk of i.
+// Uploads the pairs of CopyRows that copy row rows[i] into the chunk of i.
 Tensor upload_pairs(const Model& model, Arena& arena, const char* name, const std::vector<int32_t>& rows,
                     int64_t chunk) {
   std::vector<int32_t> pairs;
@@ -66,7 +66,7 @@ struct LossIndex {
   Tensor pairs;        // i32 [R, 2]: of upload_pairs
 };
 
-// Rows of SamplerStates::hidden of the loss rows of a batch.
+// Returns the row of SamplerStates::hidden of each loss row of a batch.
 std::vector<int32_t> sampler_rows(const PackedBatch& batch, const std::vector<Group>& groups) {
   std::vector<int32_t> rows;
   for (const auto& r : batch.loss_rows) {
@@ -168,7 +168,7 @@ void for_micro_batches(const Model& model, const std::vector<Group>& groups, con
   }
 }
 
-// What the loss rows of the largest batches name.
+// The groups that the loss rows of the largest batches name.
 std::vector<Group> one_token() { return {{{0}, {{.tokens = {0}, .sampler_row = 0}}}}; }
 
 // The groups of an update that one shard or rank computes, as a list of their own.
@@ -178,7 +178,7 @@ struct Part {
   std::vector<size_t> members;  // of each member, its index in the whole list
 };
 
-// The groups that `wanted(g)`.  Without terms there are none.
+// Returns the groups g with wanted(g), and their terms if there are any.
 template <class F>
 Part part_of(const std::vector<Group>& groups, const TokenTerms* terms, const std::vector<int64_t>& offsets, F wanted) {
   Part part;
@@ -201,7 +201,7 @@ Part part_of(const std::vector<Group>& groups, const TokenTerms* terms, const st
 constexpr std::vector<double> TokenOuts::*kColumns[] = {&TokenOuts::logprob, &TokenOuts::entropy, &TokenOuts::loss,
                                                         &TokenOuts::kl,      &TokenOuts::overlap, &TokenOuts::mass};
 
-// Calls f(column, column) for those that `from` has; `to` gets room for them.
+// Calls f(column of to, column of from) for the columns that `from` has; makes room for them in `to`.
 template <class F>
 void for_columns(TokenOuts& to, TokenOuts& from, F f) {
   const auto pair = [&](auto& into, auto& column) {
@@ -214,18 +214,22 @@ void for_columns(TokenOuts& to, TokenOuts& from, F f) {
   if (!from.hash.empty()) pair(to.hash, from.hash);
 }
 
-// What a part gave, to its rows of the whole.
+// Copies the results of a part to its rows of the whole.
 void put(TokenOuts& whole, TokenOuts& own, const Part& part) {
   for_columns(whole, own, [&](auto& into, auto& column) {
     for (size_t m = 0; m < part.members.size(); m++)
       std::copy(column.begin() + own.offsets[m], column.begin() + own.offsets[m + 1],
                 into.begin() + whole.offsets[part.members[m]]);
   });
+  whole.sharing += own.sharing;
 }
 
-// Every rank gets what the others gave.  rank_of: of each member.
+// Gives every rank the results of the others; rank_of[m] computed member m.
 void gather(Comm& comm, TokenOuts& out, const std::vector<int>& rank_of) {
   if (comm.ranks() == 1) return;
+  for (int64_t BlockSharing::*n :
+       {&BlockSharing::read, &BlockSharing::again, &BlockSharing::run_read, &BlockSharing::together})
+    out.sharing.*n = comm.sum(out.sharing.*n);
   const auto each = [&](auto& column, auto f) {
     for (size_t m = 0; m < rank_of.size(); m++)
       f(rank_of[m], std::span(column).subspan(out.offsets[m], out.offsets[m + 1] - out.offsets[m]));
@@ -246,7 +250,7 @@ void gather(Comm& comm, TokenOuts& out, const std::vector<int>& rank_of) {
   });
 }
 
-// [members]: `of_group` of the group of each.
+// Returns of_group(g) for each member, g being its group.
 template <class T>
 std::vector<int> of_members(const std::vector<Group>& groups, T of_group) {
   std::vector<int> all;
@@ -254,7 +258,7 @@ std::vector<int> of_members(const std::vector<Group>& groups, T of_group) {
   return all;
 }
 
-// Several machines, each with ranks that follow one another and whose shards in a round are whole blocks.
+// True if there are several machines whose ranks follow one another and whose shards in a round are whole blocks.
 bool machines_have_blocks(Comm& comm) {
   const std::vector<int>& machines = comm.machines();
   const int n = comm.node_ranks();
@@ -380,6 +384,7 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
         Pass pass(model_, activations_, batch, Pass::Keep::all, blocks, p ? p->pass.get() : nullptr,
                   options_.recompute);
         pass.forward();
+        if (!limits) out.sharing += pass.block_sharing(batch);
         std::unique_ptr<Pass> ref;
         if (reference) {
           ref = std::make_unique<Pass>(*reference, activations_, batch, Pass::Keep::nothing, reference_blocks,

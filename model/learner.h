@@ -18,6 +18,7 @@ struct TokenOuts {
   std::vector<double> loss = {}, kl = {};
   std::vector<int32_t> clipped = {};  // LogitsLoss::clipped
   std::vector<uint64_t> hash = {};    // LearnerOptions::hashes
+  BlockSharing sharing = {};          // of all rows
   // logprobs() with the sampler's states alone: OverlapProbs with the sampler's distribution.
   std::vector<double> overlap = {}, mass = {};
 

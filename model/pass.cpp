@@ -1,6 +1,7 @@
 #include "model/pass.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "ops/attention.h"
 #include "ops/blocks.h"
@@ -74,7 +75,7 @@ void Pass::plan_segments(const PackedBatch& batch) {
   }
 }
 
-// The budgets are those of decode steps (a prompt reads everything).
+// Budgets are those of decode steps; a prompt reads everything.
 void Pass::plan_blocks(const PackedBatch& batch, const BlockReads& reads) {
   ChosenBlocks b{.reads = reads, .budget = {}, .lists = {}};
   std::vector<int32_t> budgets(rows_, INT32_MAX);
@@ -98,6 +99,46 @@ void Pass::plan_blocks(const PackedBatch& batch, const BlockReads& reads) {
     b.lists.push_back(arena_.alloc("block lists", DType::i32, {rows_, model_.config.kv_heads, room}));
   model_.device.upload({b.budget, budgets.data()});
   chosen_ = std::move(b);
+}
+
+BlockSharing Pass::block_sharing(const PackedBatch& batch) const {
+  BlockSharing sum;
+  if (!chooses(static_cast<int>(model_.config.layers) - 1)) return sum;
+  const BlockReads& reads = chosen_->reads;
+  const Tensor& lists = chosen_->lists.back();
+  const int64_t heads = lists.shape[1], room = lists.shape[2];
+  std::vector<int32_t> host(static_cast<size_t>(lists.size()));
+  model_.device.download({host.data(), lists});
+  std::vector<int32_t> common, run;
+  for (const SegmentRow& s : batch.segments)
+    for (int64_t h = 0; h < heads; h++) {
+      std::span<const int32_t> before;
+      int rows = 0;  // of the run
+      for (int32_t i = 0; i < s.len; i++) {
+        const int64_t row = s.row + i, n = blocks_of(s.parent_len + i + 1, reads.block), budget = reads.budget(n);
+        if (batch.of_prefix[row] || budget >= n) {
+          before = {};
+          rows = 0;
+          continue;
+        }
+        const std::span<const int32_t> list(host.data() + (row * heads + h) * room, static_cast<size_t>(budget));
+        if (!before.empty()) {
+          common.clear();
+          std::set_intersection(before.begin(), before.end(), list.begin(), list.end(), std::back_inserter(common));
+          sum.read += budget;
+          sum.again += std::ssize(common);
+        }
+        before = list;
+        if (rows == 0) run.clear();
+        run.insert(run.end(), list.begin(), list.end());
+        if (++rows < BlockSharing::kRun) continue;
+        sum.run_read += std::ssize(run);
+        std::sort(run.begin(), run.end());
+        sum.together += std::unique(run.begin(), run.end()) - run.begin();
+        rows = 0;
+      }
+    }
+  return sum;
 }
 
 void Pass::forward() {

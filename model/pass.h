@@ -24,6 +24,8 @@ class Pass : AttentionContext, AttentionBackward {
        Pass* prefix = nullptr, int64_t recompute = 0);
 
   void forward();
+  // After forward(); zeros if no row of the last layer chooses its blocks.  `batch` is that of the pass.
+  BlockSharing block_sharing(const PackedBatch& batch) const;
   // Reads d_hidden; adds to the gradients that are present, and to those of the prefix.  d_hidden is consumed.
   void backward(const ParameterViews& gradients);
 

@@ -53,4 +53,18 @@ struct BlockReads {
   std::function<int64_t(int64_t)> budget;  // blocks that a row reads of n
 };
 
+// Blocks that rows of a segment read in common, in the last layer: sums over rows that choose, and over key heads.
+struct BlockSharing {
+  int64_t read = 0, again = 0;         // of rows whose row before chooses too: blocks, and those that both read
+  int64_t run_read = 0, together = 0;  // of runs of kRun rows: blocks, and different ones
+  static constexpr int kRun = 10;
+  BlockSharing& operator+=(const BlockSharing& o) {
+    read += o.read;
+    again += o.again;
+    run_read += o.run_read;
+    together += o.together;
+    return *this;
+  }
+};
+
 }  // namespace pare

@@ -283,7 +283,12 @@ TEST(EmuDevice, GrpoStepHasTheBitsOfTheCpu) {
   for (const std::vector<std::string>& keys :
        {std::vector<std::string>{},
         {"algorithm.rpo.enable=true", "algorithm.rpo.cut=length"},
-        {"rollout.top_k=20", "rollout.top_p=0.9", "rollout.min_p=0.02", "actor.entropy_coeff=0.01"}}) {
+        {"rollout.top_k=20", "rollout.top_p=0.9", "rollout.min_p=0.02", "actor.entropy_coeff=0.01"},
+        {"learner.attention=replay", "rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=2",
+         "rollout.kv.blocks.first=0", "rollout.kv.blocks.dense_layers=0"},
+        {"learner.attention=replay", "rollout.kv.method=rkv", "rollout.kv.evict.budget=5", "rollout.kv.evict.buffer=3",
+         "rollout.kv.window.size=2"}}) {
+    SCOPED_TRACE(testing::PrintToString(keys));
     const Config config = small_run("qwen3", "f32", keys);
     const auto run = [&](const Table& table) {
       TrainingRun r(config, digits, table);

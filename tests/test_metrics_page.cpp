@@ -55,7 +55,8 @@ std::set<std::string> logged() {
          "rollout.check_exact=false", "algorithm.rollout_correction.rollout_is=icepop",
          "algorithm.rollout_correction.acceptance=true", "rollout.val_kwargs.kv=both",
          "algorithm.rollout_correction.off_policy_mask_threshold=0.1", "rollout.kv.blocks.acceptance_target=0.86"},
-        {"rollout.kv.method=quest", "distill.enable=true", "model.lora.rank=2", "trainer.skip_nonfinite=1"}}) {
+        {"rollout.kv.method=quest", "rollout.kv.blocks.size=4", "rollout.kv.blocks.count=3",
+         "rollout.kv.blocks.dense_layers=0", "distill.enable=true", "model.lora.rank=2", "trainer.skip_nonfinite=1"}}) {
     TrainingRun run(tiny_run("qwen3", keys));
     collect(run.step(), names);
     collect(run.trainer->evaluate(), names);

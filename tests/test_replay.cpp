@@ -1,6 +1,7 @@
 // learner.attention=replay: sparse rollouts whose log-probs are, bit by bit, the learner's, and whose gradients are
 // those of what was computed.
 #include <cmath>
+#include <set>
 
 #include "rl/loss.h"
 #include "rl/replay.h"
@@ -80,6 +81,39 @@ TEST(Replay, BlockSparseRolloutsAreExact) {
       EXPECT_EQ(s.mismatches, 0);
       EXPECT_GT(s.checked, 300);
     }
+}
+
+// Where only the first block and the last two are read, lists follow from lengths.
+TEST(Replay, SharedBlocksAreCounted) {
+  const Keys keys = {"rollout.kv.blocks.first=1", "rollout.kv.blocks.last=2", "trainer.total_training_steps=1"};
+  for (const char* shards : {"1", "3"}) {
+    TrainingRun run(tiny_run("qwen3", sparse("quest") + keys + Keys{cat("learner.shards=", shards)}));
+    const Metrics m = run.step();
+    double read = 0, again = 0, run_read = 0, together = 0;
+    for (const Trajectory& s : run.trainer->samples()) {
+      std::set<int64_t> different;
+      int64_t before = 0, rows = 0;
+      for (auto p = std::ssize(s.prompt); p + 1 < std::ssize(s.prompt) + std::ssize(s.tokens); p++) {
+        const int64_t n = p / 4 + 1;  // blocks
+        if (n <= 3) continue;
+        if (before > 0) {
+          read += 3;
+          again += n == before ? 3 : 2;  // {0, n - 3, n - 2} and {0, n - 2, n - 1}
+        }
+        before = n;
+        different.insert({0, n - 2, n - 1});
+        if (++rows % 10 != 0) continue;
+        run_read += 30;
+        together += static_cast<double>(different.size());
+        different.clear();
+      }
+    }
+    ASSERT_GT(run_read, 0);
+    EXPECT_DOUBLE_EQ(m.get("kv/blocks/overlap"), again / read);
+    EXPECT_DOUBLE_EQ(m.get("kv/blocks/union"), 10 * together / run_read);
+  }
+  TrainingRun all(tiny_run("qwen3", sparse("quest") + keys + Keys{"rollout.kv.blocks.count=100"}));
+  EXPECT_TRUE(std::isnan(all.step().get("kv/blocks/overlap")));  // absent
 }
 
 // Kept sets and lists of more than the 64 slots that the online softmax takes at a time.

@@ -21,7 +21,7 @@ namespace {
 
 std::vector<float> floats(std::span<const double> x) { return {x.begin(), x.end()}; }
 
-// The prefix becomes a part of what is trained on.
+// Makes the prefix a part of the response, which is trained on.
 void include_prefix(Trajectory& s) {
   s.given = std::ssize(s.prefix);
   s.tokens.insert(s.tokens.begin(), s.prefix.begin(), s.prefix.end());
@@ -287,7 +287,7 @@ std::vector<Trajectory> Grpo::generate(int64_t step, Metrics& metrics) {
   return samples;
 }
 
-// An exact KL in the loss computes the reference's distributions there.
+// With an exact KL the loss computes the reference's distributions itself.
 void Grpo::set_reference_logprobs(Metrics& metrics) {
   const Timer timer(metrics, "timing_s/ref");
   if (!engine_.reference || samples_.empty() ||
@@ -338,7 +338,7 @@ void Grpo::adapt_blocks(int64_t step, Metrics& metrics) {
   rollout.set_block_budget(adapted_budget(keys_.kv, rollout.block_budget(), acceptance_by_context(samples_)));
 }
 
-// The samples of each update of an epoch: whole groups.
+// Returns the samples of each update of an epoch: whole groups.
 std::vector<std::span<Trajectory>> Grpo::mini_batches() {
   std::vector<std::span<Trajectory>> batches;
   const int64_t groups = keys_.actor.ppo_mini_batch_size;  // 0: all
@@ -427,6 +427,7 @@ void Grpo::update(int64_t step, std::span<const std::span<Trajectory>> batches, 
       if (d.order == DistillOrder::after) learn_student(student);
     }
   totals.report(metrics);
+  (engine_.student ? students : totals).report_sharing(metrics);
   shards.report(metrics);
   if (c.off_policy_mask_threshold > 0 && totals.responses > 0)
     metrics.set("actor/off_policy_masked_fraction",

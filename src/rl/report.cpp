@@ -55,6 +55,7 @@ void UpdateTotals::add(const Update& update, const TokenOuts& out) {
     clipped.add(out.clipped[r] == 1);
     clipped_dual.add(out.clipped[r] == 2);
   }
+  sharing += out.sharing;
   loss_rows += std::ssize(out.logprob);
   for (const Group& g : update.groups) rows += packed_rows(g);
 }
@@ -101,6 +102,12 @@ void UpdateTotals::report_student(Metrics& m) const {
   m.set("distill/grad_norm", grad_norm.mean());
   m.set("distill/updates", static_cast<double>(updates));
   m.set("tokens/distilled", static_cast<double>(rows));
+}
+
+void UpdateTotals::report_sharing(Metrics& m) const {
+  const auto ratio = [](int64_t a, int64_t b) { return static_cast<double>(a) / static_cast<double>(b); };
+  if (sharing.read > 0) m.set("kv/blocks/overlap", ratio(sharing.again, sharing.read));
+  if (sharing.run_read > 0) m.set("kv/blocks/union", ratio(BlockSharing::kRun * sharing.together, sharing.run_read));
 }
 
 }  // namespace pare

@@ -23,6 +23,7 @@ struct UpdateTotals {
   double pg_loss = 0;
   int64_t updates = 0, skipped = 0, nonfinite = 0, rows = 0, loss_rows = 0, checked = 0, mismatches = 0;
   int64_t responses = 0, masked = 0;  // of mask_off_policy()
+  BlockSharing sharing;
 
   void add(const Update& update, const TokenOuts& out);
   // The promise: what the sampler logged is, bit by bit, what the learner computes (trainer.exact = false: near that).
@@ -30,6 +31,7 @@ struct UpdateTotals {
   void add_norm(double norm);  // of Learner::step
 
   void report(Metrics& m) const;          // actor/*, tokens/*, exact/*
+  void report_sharing(Metrics& m) const;  // kv/blocks/{overlap,union}
   void report_student(Metrics& m) const;  // distill/*: of phase B, whose check report() has
 };
 
