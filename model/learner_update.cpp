@@ -20,7 +20,7 @@ void Learner::begin_update() {
   head_pending_ = false;
 }
 
-// The gradient of one shard of each rank, to the sums.
+// Adds the gradients of one shard of each rank to the sums.
 void Learner::add_shards(int64_t round) {
   add_head_gradient();
   if (model_.device.comm.ranks() == 1)
@@ -56,7 +56,7 @@ Tensor Learner::own(const ParameterBlock& b, const Tensor& part) const {
   return b.vector ? t : t.matrix(b.weight.inputs());
 }
 
-// Squares of this rank's elements, those of all ranks added.
+// Returns the norm of the gradient over the elements of all ranks.
 double Learner::gradient_norm() {
   Device& device = model_.device;
   const ArenaScope scope(activations_);

@@ -210,8 +210,8 @@ std::vector<LargestBatch> largest_batches(const BatchLimits& l, int64_t max_rows
   };
   add_cut(shared, std::min(own, std::max(max_rows, l.tokens - 1)));
   if (l.sequence == 0) return all;
-  // The prefix may have all that members leave: memory is greatest if they just fill a batch, or have as few rows as
-  // make the group too large for one.
+  // The prefix may have all rows that members leave: memory is greatest if they just fill a batch, or have as few rows
+  // as make the group too large for one.
   const int64_t few = max_rows < longest ? 0 : 1 + (max_rows - longest) / std::max<int64_t>(l.members - 1, 1);
   add_cut(longest - std::min(l.tokens - 1, max_rows / l.members), std::min(own, max_rows));
   add_cut(longest - few, std::min(own, l.members * std::max<int64_t>(few, 1)));

@@ -171,7 +171,7 @@ std::vector<float> Parameters::get_parameters() const {
   return host;
 }
 
-// The hash of elements that follow one another.
+// Returns the hash of elements that follow one another.
 uint64_t Parameters::hash(const Tensor& x, uint64_t first) const {
   uint64_t sum = 0;
   std::vector<uint32_t> words;

@@ -16,7 +16,7 @@ std::vector<int32_t> KvTrace::kept(int64_t kv_head) const {
 
 namespace {
 
-// The compressions of a layer that a later row of the segment sees.
+// Returns the compressions of a layer that a later row of the segment sees.
 std::vector<const KvTrace*> compressions_of(const PackedBatch& batch, size_t segment, int layer) {
   std::vector<const KvTrace*> compressions;
   if (!batch.traces[segment]) return compressions;
@@ -32,7 +32,7 @@ void add_epochs(const SegmentRow& s, bool carried, const std::vector<const KvTra
     if (token >= s.parent_len) return s.row + token - s.parent_len;
     return carried ? -1 - (s.parent_row + token) : s.parent_row + token;
   };
-  // The tokens in the slots of each head when the epoch begins, with token `begin`.
+  // The tokens in the slots of each head as the epoch begins, at token `begin`.
   std::vector<int32_t> parent(s.parent_len);
   std::iota(parent.begin(), parent.end(), 0);
   std::vector<std::vector<int32_t>> slots(kv_heads, parent);

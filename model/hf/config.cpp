@@ -132,7 +132,7 @@ constexpr std::pair<const char*, const char*> other_types[] = {
     {"smollm3", "some of its layers have no rotary positions"},
 };
 
-// The class of a type that check_type has let pass.
+// Returns the class of a type that check_type accepts.
 const ModelClass& class_of(const std::string& type) {
   const ModelClass* m = classes;
   while (m->type != type) expect(++m < std::end(classes), "no model is of the type ", type);
@@ -153,10 +153,10 @@ class Reader {
 
   const std::string& where() const { return where_; }
 
-  // Null is not absent.
+  // True also for a key that is null.
   bool absent(const std::string& key) const { return !object_.contains(key); }
 
-  // The value, or nullptr where the key is absent or null.
+  // Returns the value, or nullptr if the key is absent or null.
   const json* get(const std::string& key) {
     known_.insert(key);
     const auto it = object_.find(key);
@@ -288,7 +288,7 @@ Rope parse_rope(const json& object, const std::string& where, const ModelConfig&
   return rope;
 }
 
-// The positions to which YaRN extends a model; files state either these or the original ones.
+// Sets the number of positions to which YaRN extends a model; files state this number or the original one.
 void extend_positions(Reader& in, ModelConfig& c) {
   if (c.rope_theta <= 1) in.wrong("rope_theta", c.rope_theta, "above 1 with YaRN");
   const double positions = std::round(c.yarn->factor * c.yarn->original_max_position_embeddings);
@@ -367,7 +367,7 @@ void check_type(Reader& in, const std::string& type) {
   in.unsupported("model_type", type, supported + why);
 }
 
-// Checks everything that must have one value for the arithmetic implemented here.
+// Checks the keys that must have one value for the arithmetic implemented here.
 void refuse_other_arithmetic(Reader& in, const ModelConfig& c) {
   const ModelClass& m = class_of(c.model_type);
   for (const auto& [key, value] : neutral_values.items()) in.must_be(key, value);
@@ -386,7 +386,7 @@ void refuse_other_arithmetic(Reader& in, const ModelConfig& c) {
     in.unsupported("architectures", *names, cat("only [\"", m.architecture, "\"]"));
 }
 
-// The shortest decimal number that is this float, so that 1e-6f is written as 1e-06.
+// Returns the shortest decimal number that rounds to this float: 1e-6f is written as 1e-06.
 double shortest(float value) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof text, value).ptr;
@@ -424,7 +424,7 @@ ModelConfig parse_model_config(const json& object, const std::string& where) {
   return c;
 }
 
-// Says what to do with what is given in place of a Hugging Face folder.
+// Throws an Error that says what to do if `path` is no Hugging Face folder.
 static void check_model_folder(const std::string& path) {
   namespace fs = std::filesystem;
   if (fs::is_regular_file(path)) {

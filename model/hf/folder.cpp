@@ -22,7 +22,7 @@ using nlohmann::json;
 
 namespace {
 
-// The first names of a list that may be long.
+// Returns the first names of a list that may be long.
 std::string some(const std::vector<std::string>& names) {
   std::string s;
   for (size_t i = 0; i < names.size() && i < 4; i++) s += cat(i ? ", " : "", names[i]);
@@ -167,7 +167,7 @@ void save_hf(const std::string& directory, const ModelConfig& config, const Para
   });
 }
 
-// The files of a folder that a name of folder_files() stands for.
+// Returns the files of the folder for which a name of folder_files() stands.
 static std::vector<std::string> files_named(const fs::path& folder, const std::string& name) {
   const size_t star = name.find('*'), slash = name.find('/');
   std::error_code ignored;

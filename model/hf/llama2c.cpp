@@ -51,14 +51,14 @@ struct Source {
   int64_t offset, size, rotary_heads;
 };
 
-// Floats after the header.
+// Returns the number of floats after the header.
 int64_t floats_of(const ModelConfig& c) {
   const int64_t attention = 2 * c.hidden * (c.q_width() + c.kv_width()), mlp = 3 * c.hidden * c.ffn;
   return (c.tied ? 1 : 2) * c.vocab * c.hidden + c.layers * (2 * c.hidden + attention + mlp) + c.hidden +
          c.max_position * c.head_dim;
 }
 
-// The tensors of the file by their Hugging Face names.
+// Returns the tensors of the file by their Hugging Face names.
 std::map<std::string, Source> sources_of(const ModelConfig& c) {
   std::map<std::string, Source> sources;
   int64_t at = 0;

@@ -34,7 +34,7 @@ constexpr int max_depth = 64;                // of values under keys that the fo
 constexpr int64_t piece_elements = 1 << 18;  // written at a time
 constexpr uint64_t window_bytes = 1 << 21;   // read at a time
 
-// Bits of one element.
+// Bits of an element, by type.
 const std::map<std::string, uint64_t> dtype_bits = {
     {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
     {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},

@@ -25,7 +25,7 @@ int64_t bytes_of(const NamedTensor& t, DType dtype) {
   return bytes;
 }
 
-// Tensor name to file name.
+// Returns the name of the file of each tensor, by the tensor's.
 std::map<std::string, std::string> read_index(const std::string& path) {
   const json index = read_json_file(path);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())

@@ -8,20 +8,20 @@ namespace {
 
 int64_t sum(const std::vector<int64_t>& x) { return std::accumulate(x.begin(), x.end(), int64_t{0}); }
 
-// One number of elements for each rank, and none below 0.
+// Checks that there is a number of elements for each rank, and none below 0.
 void check_counts(const Contract& c, const char* name, const std::vector<int64_t>& counts, const Comm& comm) {
   c.that(std::ssize(counts) == comm.ranks(), name, " has ", counts.size(), " numbers, expected ", comm.ranks());
   for (const int64_t n : counts) c.that(n >= 0, name, " has a ", n);
 }
 
-// Elements [first[q], first[q] + count[q]) of x.
+// Checks that x has the elements [first[q], first[q] + count[q]) of each rank q.
 void check_parts(const Contract& c, const Tensor& x, const std::vector<int64_t>& first,
                  const std::vector<int64_t>& count) {
   for (size_t q = 0; q < first.size(); q++)
     c.that(first[q] + count[q] <= x.size(), "elements [", first[q], ", ", first[q] + count[q], ") of ", x);
 }
 
-// `cost` with the bytes of these elements that go to other ranks.
+// Returns `cost` with the bytes of the elements that go to other ranks.
 Cost sending(Cost cost, const std::vector<int64_t>& counts, Comm& comm, DType type) {
   const auto size = static_cast<int64_t>(dtype_size(type));
   const auto own = static_cast<size_t>(comm.rank());

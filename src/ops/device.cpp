@@ -147,7 +147,7 @@ void Device::stage(const Upload& a) {
   }
 }
 
-// t's memory, from its first element to its last.
+// Returns a copy of t's memory, from its first element to its last.
 static std::vector<char> copy(const Table& table, Stream stream, const Tensor& t) {
   int64_t span = t.size() > 0;
   for (int i = 0; i < t.rank && span > 0; i++) span += (t.shape[i] - 1) * t.stride[i];
@@ -213,7 +213,7 @@ void nothing(const Args&, Stream) {}
 void zeros(const Download& a, Stream) { std::fill_n(static_cast<char*>(a.dst), a.src.bytes(), 0); }
 }  // namespace
 
-// Everything does nothing but download, whose caller reads host memory.
+// No function does anything but download, whose caller reads host memory.
 static constexpr Table make_null() {
   Table t{.name = "null",
 #define X(op, Args) .op = nothing<Args>,

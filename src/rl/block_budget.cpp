@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kLeastTokens = 200;
 constexpr double kMargin = 0.02;
 
-// Blocks of the last context of a bin, which is as many as can be read there.
+// Returns the blocks of the longest context of a bin: no token of the bin can read more.
 int64_t most_blocks(const KvSpec& kv, size_t bin) {
   return std::max(kv.blocks.first + kv.blocks.last, first_context(bin + 1) / kv.blocks.size);
 }

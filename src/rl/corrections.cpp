@@ -29,7 +29,7 @@ double weight(const RolloutCorrectionKeys& keys, double xi) {
   return 1;
 }
 
-// The rest of `released`, once the weights of its samples are there.
+// Ends `released`, which needs the weights of all samples.
 void finish_released(std::span<Trajectory> update) {
   double total = 0;
   int64_t tokens = 0;

@@ -8,7 +8,7 @@
 
 namespace pare {
 
-// What the members of a group share.
+// Returns the tokens that the members of a group share.
 static std::vector<int32_t> shared_tokens(const Trajectory& s) {
   std::vector<int32_t> ids = s.prompt;
   ids.insert(ids.end(), s.prefix.begin(), s.prefix.end());

@@ -56,7 +56,7 @@ double kl_in_reward(KlLoss kind, std::span<const float> logprob, std::span<const
   return sum;
 }
 
-// The reward before penalties.
+// Sets the rewards before penalties.
 static void set_length_rewards(const LengthRewardKeys& keys, std::vector<Trajectory>& samples) {
   std::map<int32_t, std::vector<Trajectory*>> groups;
   for (Trajectory& s : samples) {

@@ -35,7 +35,7 @@ std::vector<Recorded> record_of(const std::string& run) {
   return read_record(path);
 }
 
-// The value of the record, or the default of a key that an older program did not have.
+// Returns the recorded value, or the default of a key that an older program did not have.
 std::string recorded_value(const Recorded& start, const std::string& key) {
   const json& keys = start.values.at("config");
   return keys.contains(key) ? keys.at(key).get<std::string>() : config_key(key).show(Config());
@@ -69,7 +69,7 @@ std::string token_text(const Sampled& s, size_t t) {
   return t < s.ids.size() ? format("%d (log-prob %.9g)", s.ids[t], static_cast<double>(s.logprobs[t])) : "none";
 }
 
-// Steps after `first` up to `last`.
+// Reads the samples of the steps after `first` up to `last`.
 std::map<int64_t, SampledStep> written(const std::string& run, int64_t first, int64_t last) {
   std::map<int64_t, SampledStep> all;
   for_lines(in(run, "rollouts.jsonl"), "step", [&](int64_t step, const json& line) {
@@ -178,7 +178,7 @@ void Audit::compare_files(int64_t last, bool complete) const {
   compare_rollouts(last);
 }
 
-// As they were when step `last` was computed.
+// Compares the inputs with those that step `last` was computed from.
 void Audit::compare_inputs(int64_t last) const {
   std::map<std::string, std::string> digests;
   for (const Recorded& r : lines_)
@@ -214,7 +214,7 @@ void Audit::compare_metrics(int64_t last, bool complete) const {
   }
 }
 
-// Responses in rollouts.jsonl have the recorded hashes and scores.
+// Checks that the responses in rollouts.jsonl have the recorded hashes and scores.
 void Audit::compare_rollouts(int64_t last) const {
   const std::string path = in(run_, "rollouts.jsonl");
   for_lines(path, "step", [&](int64_t step, const json& l) {
@@ -240,7 +240,7 @@ void Audit::compare_rollouts(int64_t last) const {
   });
 }
 
-// The fault of a checkpoint; empty: it is whole, and that of its step.
+// Returns the fault of a checkpoint; empty if it is whole and belongs to its step.
 std::string Audit::checkpoint_problem(int64_t step) const {
   const std::string path = in(run_, cat("checkpoints/step-", step)), damage = checkpoint_damage(path);
   if (!damage.empty()) return cat(path, " is not whole: ", damage);
@@ -258,14 +258,14 @@ void Audit::compare_checkpoints() const {
   }
 }
 
-// Weights that model.path or model.config gave.
+// Checks the weights that model.path or model.config gave.
 void Audit::check_base(const Session& session) const {
   if (const std::string hash = hex16(session.base_weights), was = start_.values.at("base"); hash != was)
     differs(config_.model.path.empty() ? "model.config" : config_.model.path,
             ": the weights are not those that the run started from: their hash is ", hash, ", recorded ", was);
 }
 
-// The session holds, from `path`, the weights that the run held at that line.
+// Checks that the session, loaded from `path`, has the weights that the run had at that line.
 void Audit::check_weights(const std::string& path, const Recorded& at, const Session& session) const {
   if (const std::string hash = hex16(weights_hash(session)), was = at.values.at("weights"); hash != was)
     differs(path, ": the weights are not those that the run had after step ", at.step, ": their hash is ", hash,
@@ -332,7 +332,7 @@ void Audit::recompute(int64_t step, Session& session, Training& training,
   if (!damage.empty()) differs("the steps have the same bits, but ", damage);
 }
 
-// `old`: what rollouts.jsonl has of the step.
+// `old`: the samples of the step in rollouts.jsonl.
 void Audit::compare_step(const Recorded& recorded, const SampledStep& old, const Training& training,
                          const Metrics& metrics) const {
   const StepRecord& now = training.record();

@@ -273,7 +273,7 @@ TensorSet model_files(const Sets& sets, const Session& session, DType dtype, Par
                        session.config.trainer.max_file_bytes)};
 }
 
-// The template of the folder of the tokenizer is not the format of the run.
+// True if the tokenizer's folder has another chat template than the run.
 bool has_other_template(const Session& session, const std::string& spec) {
   if (session.config.data.task == "ssa" || session.config.data.chat_template == "auto") return false;
   try {
@@ -284,7 +284,7 @@ bool has_other_template(const Session& session, const std::string& spec) {
   }
 }
 
-// With the chat template that the run used.
+// Saves the tokenizer with the chat template of the run.
 FileSums save_tokenizer(const std::string& folder, const Session& session) {
   const std::string spec = tokenizer_spec(session.config);
   if (spec == "ssa") return {{"tokenizer.ssa", write_file(folder + "/tokenizer.ssa", ssa_tokenizer_file())}};
@@ -299,13 +299,13 @@ FileSums save_tokenizer(const std::string& folder, const Session& session) {
   return sums;
 }
 
-// The files of the model that are copied.
+// Saves the files of the model that are copied.
 FileSums save_model_files(const std::string& folder, const Session& session) {
   const std::string& model = session.config.model.path;
   return model.empty() ? FileSums() : copy_generation_config(model, folder);
 }
 
-// Weights that the session started from, as inputs.
+// Returns the weights that the session started from, as inputs.
 std::vector<Input> read_weights(const Session& s) {
   const ModelKeys& m = s.config.model;
   std::vector<Input> weights = {{"model.path/weights", m.path.empty() ? "model.config" : "model.path",
@@ -320,7 +320,7 @@ std::vector<Input> read_weights(const Session& s) {
   return weights;
 }
 
-// state.json of a checkpoint; fails if it is not what save_checkpoint writes.
+// The content of a checkpoint's state.json.
 struct StateFile {
   RunState run;
   Config config;
@@ -329,6 +329,7 @@ struct StateFile {
   int64_t rows = 0;    // of the training set
   FileSums files;      // the other files of the folder
 };
+// Throws an Error unless save_checkpoint can have written it.
 StateFile read_state(const std::string& folder) {
   const std::string path = cat(folder, "/", state_name);
   const json j = read_json_file(path);
@@ -463,7 +464,7 @@ std::string checkpoint_chain(const std::string& path) { return read_state(path).
 
 namespace {
 
-// The run that holds the checkpoint.
+// Returns the config.toml of the run that holds the checkpoint.
 std::string config_of(const std::string& checkpoint) {
   return (fs::path(checkpoint).parent_path().parent_path() / "config.toml").string();
 }
@@ -504,7 +505,7 @@ bool matters(const InputChange& change, const Session& s, const std::vector<Inpu
   });
 }
 
-// Compares all that the run read, and accepts what may differ.
+// Compares the inputs of the run with those recorded, and accepts those that may differ.
 void check_inputs(const std::string& path, RunState& run, const Session& session, const ResumeInputs& inputs,
                   std::vector<std::string>* notes) {
   std::vector<InputChange> changes = input_changes(run.inputs, inputs.files);
@@ -581,7 +582,7 @@ std::string trained_parameters(const Config& c) {
   return c.distill.enable ? "a model and adapters of its sampler" : "adapters";
 }
 
-// The shapes of model and adapters are those of the checkpoint.
+// Checks that model and adapters have the shapes of the checkpoint.
 void check_shapes(const std::string& path, const Config& c) {
   const std::optional<LoraSpec> ours = lora_spec(c.model.lora);
   if (ours) {
@@ -598,7 +599,7 @@ void check_shapes(const std::string& path, const Config& c) {
            value.dump(), " (", c.model.path.empty() ? "model.config" : "model.path", ")");
 }
 
-// The base of its adapters is that of the checkpoint.
+// Checks that the adapters have the base of the checkpoint.
 void check_base(const std::string& path, const StateFile& s, const Session& session) {
   if (!session.frozen()) return;
   for (const Input& base : s.run.weights)
@@ -607,7 +608,7 @@ void check_base(const std::string& path, const StateFile& s, const Session& sess
            " (model.path)");
 }
 
-// The training rows and their order are those of the checkpoint's run.
+// True if the training rows and their order are those of the checkpoint's run.
 bool same_rows(const StateFile& s, const Session& session, const std::vector<Input>& inputs) {
   if (session.train->size() != s.rows) return false;
   for (const char* key :

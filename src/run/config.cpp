@@ -58,7 +58,7 @@ void apply(Config& config, const TomlItem& item) {
   fail(item.where, ": unknown key ", item.key, about_unknown_key(item.key));
 }
 
-// What has been read so far.
+// The state of reading: the configuration so far, and who gave its values.
 struct Reading {
   Config config;
   // Keys whose value a preset gave, and which one; what a user's file or override gave is not here.
@@ -111,7 +111,7 @@ void apply_layer(Reading& reading, const std::vector<TomlItem>& layer, const std
        ", and the papers' paper-* and released-*");
 }
 
-// A preset or a file, after what it starts from.
+// Applies a preset or a file, after its bases.
 void apply_configuration(Reading& reading, const std::string& name, int depth) {
   const std::optional<std::string_view> preset = preset_text(name, "toml");
   std::error_code ignored;  // such as of a name that is too long
@@ -158,7 +158,7 @@ void drop_what_does_not_hold(Reading& reading, bool alone, const std::string& la
   }
 }
 
-// A value as conditions spell it.
+// Returns a value as conditions spell it: without quotes.
 std::string plain(const std::string& toml) { return toml.starts_with('"') ? toml.substr(1, toml.size() - 2) : toml; }
 
 std::string readable(const std::string& value) { return value.empty() ? "empty" : value; }
@@ -290,7 +290,7 @@ std::string condition_text(const std::vector<KeyCondition>& when) {
   return s + ":";
 }
 
-// The keys that matter under one condition, below its line.
+// Returns the lines of the keys that matter under one condition, below its own.
 std::string reference_part(const std::vector<const ConfigKey*>& keys) {
   constexpr size_t kWidth = 100;
   const Config defaults;

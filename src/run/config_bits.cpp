@@ -6,7 +6,7 @@ namespace pare {
 
 namespace {
 
-// The number of steps shapes each of them.
+// True if each step depends on the number of steps.
 bool steps_matter(const Config& c) {
   return c.actor.optim.lr_scheduler_type != LrSchedule::constant || c.data.noise_ramp > 0;
 }

@@ -7,7 +7,7 @@ namespace pare {
 
 namespace {
 
-// The sampler attends to less than the learner.
+// True if the sampler attends to less than the learner.
 bool sparser_than_learner(const Config& c) {
   return c.rollout.kv.method != KvMethod::dense && c.learner.attention == LearnerAttention::dense;
 }
@@ -75,7 +75,7 @@ void check_rollout(const Config& c) {
          " is not between 1 and data.max_response_length = ", c.data.max_response_length);
 }
 
-// Every rollout is trained on once, at the weights that sampled it.
+// True if every rollout is trained on once, at the weights that sampled it.
 bool one_update(const Config& c) {
   const ActorKeys& a = c.actor;
   return a.ppo_epochs == 1 && (a.ppo_mini_batch_size == 0 || a.ppo_mini_batch_size >= c.data.train_batch_size);
@@ -292,7 +292,7 @@ void check_config(const Config& config) {
 
 bool exact_rollout(const Config& c) { return c.trainer.exact && !sparser_than_learner(c); }
 
-// The learner of the sampler's own adapters, at the weights that it sampled with.
+// True if the adapters are trained at the weights that they sampled with.
 static bool distills_exactly(const Config& c) { return c.distill.enable && c.distill.order == DistillOrder::before; }
 
 bool exact_learner(const Config& c) { return exact_rollout(c) || (c.trainer.exact && distills_exactly(c)); }

@@ -18,9 +18,8 @@ Groups rollout_keys() {
             "least probability of a token to sample, as a share of the most probable one's; 0: off", "vLLM"),
         FREE(rollout.max_kept_ids, count(1), "tokens",
              "most tokens that top_k, top_p and min_p may keep for one draw where the sampler records them: with "
-             "several "
-             "updates of a rollout, a reference policy, a sampler that reads less than the learner, distill, or "
-             "trainer.exact=false. A draw from more is an error",
+             "several updates of a rollout, a reference policy, a sampler that reads less than the learner, distill, "
+             "or trainer.exact=false. A draw from more is an error",
              "pare"),
         KEY(rollout.stop_token_ids, within(0, 2147483647), "",
             "token ids that end a response as EOS does: the token is part of it and trained on, but not part of "
@@ -76,8 +75,7 @@ Groups kv_keys() {
       {{evicting},
        {KEY(rollout.kv.evict.budget, at_least(1), "tokens",
             "tokens that a compression leaves in a layer, the newest ones included, beside those of the prompt that "
-            "are "
-            "protected",
+            "are protected",
             "Sparse-RL: 512"),
         KEY(rollout.kv.evict.prompt, any, "", "whether the prompt may be evicted (compress) or not (protect)", "pare"),
         KEY(rollout.kv.evict.trigger, any, "",
@@ -85,8 +83,7 @@ Groups kv_keys() {
             "R-KV; SnapKV: prefill_once"),
         KEY(rollout.kv.merge.method, any, "",
             "destination of evicted tokens. none: dropped; d2o, value: merged into the kept token with the most "
-            "similar "
-            "key, in every layer",
+            "similar key, in every layer",
             "D2O; kvpress")}},
       {{evicting, is("rollout.kv.evict.trigger", {"buffer_full"})},
        {KEY(rollout.kv.evict.buffer, at_least(0), "tokens",
@@ -123,8 +120,7 @@ Groups kv_keys() {
       {{evicting, is("rollout.kv.merge.method", {"d2o"})},
        {KEY(rollout.kv.merge.keys, any, "",
             "treatment of the keys of merged tokens: those of the kept token stay, or the unrotated keys are merged "
-            "like "
-            "the values (D2O: the rotated ones)",
+            "like the values (D2O: the rotated ones)",
             "pare"),
         KEY(rollout.kv.merge.d2o_ema, within(0, 1), "",
             "weight of the old similarity threshold in its moving average over compressions", "D2O")}},

@@ -90,8 +90,7 @@ Groups data_keys() {
         KEY(data.filter_overlong_prompts, any, "",
             "leaves out rows whose prompt is longer than data.max_prompt_length, in training and validation, and "
             "prints their number; in `pare sft` also rows whose completion is longer than data.max_response_length. "
-            "false: "
-            "such a row is an error",
+            "false: such a row is an error",
             "verl"),
         KEY(data.reward, any, "",
             "verifier of the responses: exact, contains, starts_with, gsm8k-strict, gsm8k-flexible, math-string, dapo, "
@@ -101,8 +100,7 @@ Groups data_keys() {
         KEY(data.chat_template, any, "",
             "chat format of text prompts. auto: the one in the tokenizer's folder, plain if there is none; plain: BOS "
             "and the prompt; chatml (with the system message of the folder's template, if that is ChatML), qwen2.5, "
-            "qwen3, "
-            "llama-3, deepseek-r1: one user turn and the start of the assistant's; anything else: a text with "
+            "qwen3, llama-3, deepseek-r1: one user turn and the start of the assistant's; anything else: a text with "
             "{problem}",
             "pare; verl: model.custom_chat_template")}},
       {{jsonl, is("data.reward", {"command:*"})},

@@ -38,7 +38,7 @@ Tensor alloc_sampler_states(Session& s) {
   return s.states.alloc("sampler hidden states", s.model->dtype, {rows, s.model_config.hidden});
 }
 
-// As a verifier sees them: behind their prefixes, without log-probs.
+// Returns the responses as a verifier sees them: behind their prefixes, without log-probs.
 std::vector<Completion> whole_responses(std::span<const Request> requests, std::span<const Completion> completions) {
   std::vector<Completion> whole;
   for (const Completion& c : completions) {

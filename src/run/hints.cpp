@@ -45,15 +45,13 @@ std::vector<std::string> Hints::after(const Metrics& m) {
               100 * m.get("response_length/clip_ratio"), static_cast<long long>(config_.data.max_response_length)));
   hint(7, first && config_.algorithm.rpo.enable,
        "with algorithm.rpo responses begin with what an earlier one wrote: the reward is theirs, that of the policy "
-       "alone "
-       "is the validation's. saved is the part of their tokens that was not sampled; negative: first entries cost "
-       "more.");
+       "alone is the validation's. saved is the part of their tokens that was not sampled; negative: first entries "
+       "cost more.");
   const double idle = m.get("shards/idle"), groups = m.get("shards/groups"), largest = m.get("shards/imbalance");
   const auto shards = static_cast<long long>(config_.learner.shards);
   hint(8, idle > 0,
        format("an update had %.2g groups per shard (learner.shards = %lld): %.0f %% of the shards were empty and left "
-              "their "
-              "ranks idle. Train on more groups per update or set fewer shards.",
+              "their ranks idle. Train on more groups per update or set fewer shards.",
               groups, shards, 100 * idle));
   hint(
       9, groups < 4 && largest > 1.2 && !(idle > 0),

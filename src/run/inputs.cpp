@@ -20,7 +20,7 @@ std::string digest_of(const std::string& path) {
   return fs::is_regular_file(path, none) ? read_sum(path).xxh128 : "";
 }
 
-// A file, or the part of the program that has this name.
+// Returns the digest of a file, or of the part of the program that has this name.
 std::string digest_of(const std::string& path, const char* ending) {
   const auto preset = preset_text(path, ending);
   return preset ? xxh128(*preset) : digest_of(path);

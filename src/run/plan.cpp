@@ -151,7 +151,7 @@ ArenaLimits each_far(size_t memory) {
 const std::vector<std::string> kSamplingSizes = {"rollout.max_num_seqs", "rollout.max_num_batched_tokens",
                                                  "rollout.kv_cache_bytes"};
 
-// By as many ranks as there are.
+// True if a run by as many ranks as there are fits `memory`.
 bool run_fits(Config config, TrainingKind kind, size_t memory) {
   const Comm& comm = world();
   if (comm.ranks() > 1) {
@@ -161,7 +161,7 @@ bool run_fits(Config config, TrainingKind kind, size_t memory) {
   return plan_fits(config, memory, kind);
 }
 
-// The settings of a run that fit `memory`.
+// Returns the settings of a run that fit `memory`.
 std::vector<std::string> what_fits_a_run(const Config& config, TrainingKind kind, size_t memory) {
   std::vector<std::string> sizes = {"actor.ppo_max_token_len"};
   if (kind == TrainingKind::grpo || validates(config))

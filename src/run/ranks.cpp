@@ -31,7 +31,7 @@ void check_ranks(const Config& config, Comm& comm, bool trains) {
        eight == next ? std::string() : cat(", and ", eight, " if the run is to move between 1, 2, 4 and 8 ranks"));
 }
 
-// Cores that one of the ranks of this machine, or another, may use.
+// Returns the number of cores that any of the ranks of this machine may use.
 static int shared_cores(Comm& comm) {
   cpu_set_t mask;
   CPU_ZERO(&mask);

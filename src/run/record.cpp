@@ -32,7 +32,7 @@ RecordLine sealed(const ordered_json& values) {
   return {cat(text, R"(,"chain":")", chain, "\"}"), chain};
 }
 
-// The chain of a line that sealed() wrote; empty: it is none, or was changed.
+// Returns the chain of a line that sealed() wrote; empty if the line is another one or was changed.
 std::string chain_of(const std::string& line) {
   constexpr size_t digits = 32;
   const std::string before = R"(,"chain":")", after = "\"}";

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The step of a line; -1: it is none of the log.
+// Returns the step of a line, or -1 if the line is none of the log.
 int64_t step_of(const std::string& line, const std::string& key) {
   const nlohmann::json json = try_parse_json(line);
   if (!json.contains(key) || !json[key].is_number_integer()) return -1;

@@ -39,7 +39,7 @@ double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// A file of the folder is one that the program writes there.
+// True if the folder has a file that the program writes there.
 bool holds_saved_files(const fs::path& folder) {
   std::error_code none;
   const fs::directory_iterator entries(folder, none);
@@ -48,7 +48,7 @@ bool holds_saved_files(const fs::path& folder) {
   });
 }
 
-// The step of step-N; none: another name.
+// Returns the step of the name step-N; none for other names.
 std::optional<int64_t> step_of(const std::string& name) {
   int64_t step = 0;
   if (name.size() <= 5) return std::nullopt;
@@ -71,7 +71,7 @@ std::vector<int64_t> checkpoint_steps(const std::string& path) {
 
 namespace {
 
-// The name without what marks the leftovers of a crash.
+// Returns the name without the mark of the leftovers of a crash.
 std::string without_suffix(const std::string& name) {
   return name.ends_with(".tmp") || name.ends_with(".old") ? name.substr(0, name.size() - 4) : name;
 }
@@ -152,7 +152,7 @@ void check_folders(const fs::path& path, Start start) {
     }
 }
 
-// The directory is that of a run, which may have lost a file.
+// True if the directory is that of a run, which may have lost a file.
 bool is_run(const std::string& path) {
   const std::vector<int64_t> steps = checkpoint_steps(path);
   const auto has_state = [&](int64_t step) {

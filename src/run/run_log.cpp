@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The mean of the first, and of the last, tenth of what is not NaN.
+// Sets `first` and `last` to the means of the first and the last tenth of the values that are not NaN.
 void set_ends(const RunLog& log, const std::string& metric, double& first, double& last) {
   const auto it = log.series.find(metric);
   if (it == log.series.end()) return;

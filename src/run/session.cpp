@@ -86,7 +86,7 @@ ArenaLimits Engine::peaks() const {
           .shared = shared != nullptr};
 }
 
-// The limits of a session's arenas; without `most` each may take all that the memory of the table has.
+// Returns the limits of a session's arenas; without `most` each may take all memory of the table.
 static ArenaLimits limits_of(const Config& c, const Table& table, bool trainable,
                              const std::optional<ArenaLimits>& most) {
   ArenaLimits limits = most.value_or(ArenaLimits::each(table.memory->total()));
@@ -163,7 +163,7 @@ Session::Session(const Config& c, const Table& table, bool trainable, const std:
   }
 }
 
-// The number of responses of a step; `pare sft` has a completion a row.
+// Returns the number of responses of a step; `pare sft` has a completion a row.
 static double responses_of(const Config& c) {
   const int64_t each = c.trainer.command == RunCommand::sft ? 1 : c.rollout.n;
   return static_cast<double>(c.data.train_batch_size) * static_cast<double>(each);
@@ -190,7 +190,7 @@ void check_response_memory(const Config& c, size_t memory) {
                                   std::floor(static_cast<double>(memory) * responses / bytes), " of them fit"));
 }
 
-// Every prompt, and that the page pool can hold it with its response.
+// Checks every prompt, and that the page pool can hold it with its response.
 void Session::check_prompts() {
   const Activity checking("checking the prompts");
   const RolloutLimits limits = rollout_limits();
@@ -281,7 +281,7 @@ LearnerOptions Session::learner_options() const {
                                         : 0,
           .blocks = replayed_blocks(config.learner, config.rollout.kv),
           .shards = config.learner.shards,
-          // What a sampler kept ties a group to its rank.
+          // States that the sampler kept tie a group to its rank.
           .balance = config.trainer.balance_batch && config.learner.attention == LearnerAttention::dense &&
                      !keeps_sampler_states(config),
           .truncation = truncation_of(config.rollout),

@@ -9,7 +9,7 @@
 
 namespace pare {
 
-// How the completion is too long; empty: it is not.
+// Says how a completion is too long; empty if it is not.
 static std::string excess(const Config& c, const std::vector<int32_t>& completion) {
   const int64_t most = c.data.max_response_length;
   if (std::ssize(completion) <= most) return "";
@@ -44,7 +44,7 @@ SftTraining::SftTraining(Session& s)
     fail("distill.enable trains what samples, next-token training has no samples; set distill.enable=false");
 }
 
-// The problem, and what the teacher writes.
+// Returns a group of the problem and the teacher's completion.
 Group SftTraining::group(const Task& task, const Problem& problem, double ramp, Rng& rng, int64_t shard) const {
   std::vector<int32_t> completion = session_.encode_completion(problem, task.teach(problem, ramp, rng));
   if (const std::string what = excess(config_, completion); !what.empty()) fail(problem.where, ": ", what);

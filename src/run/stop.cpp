@@ -12,7 +12,7 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
-// Whether one of `texts` ends in the bytes of the last token.
+// True if one of `texts` ends in the bytes of the last token.
 bool completes(const Tokenizer& tokenizer, const std::vector<std::string>& texts, size_t longest,
                std::span<const int32_t> prefix, std::span<const int32_t> tokens) {
   std::string tail = tokenizer.piece(tokens.back());

@@ -95,7 +95,7 @@ std::string tensorboard_event(int64_t step, double wall_time, const Metrics& met
   for (const auto& [name, value] : metrics.all())
     if (std::isfinite(value))
       summary += message(1, message(1, name) + key(2, fixed32_type) + fixed(static_cast<float>(value)));
-  // What is 0 is not written (proto3).
+  // proto3 leaves out zeros.
   const std::string at = step == 0 ? "" : key(2, varint_type) + varint(static_cast<uint64_t>(step));
   return record(event(wall_time) + at + message(5, summary));
 }
