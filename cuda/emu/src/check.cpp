@@ -308,6 +308,13 @@ void sync_threads(const uint16_t* who, unsigned n) {
     for (unsigned i = 0; i < n; i++) seen(who[i], u) = newest;
   }
   for (unsigned i = 0; i < n; i++) g_own[who[i]]++;
+  std::vector<const Release*> acquired;  // by any of them, then by all
+  for (unsigned i = 0; i < n; i++)
+    acquired.insert(acquired.end(), g_acquired[who[i]].begin(), g_acquired[who[i]].end());
+  if (acquired.empty()) return;
+  std::sort(acquired.begin(), acquired.end());
+  acquired.erase(std::unique(acquired.begin(), acquired.end()), acquired.end());
+  for (unsigned i = 0; i < n; i++) g_acquired[who[i]] = acquired;
 }
 
 void fence() {
