@@ -9,8 +9,8 @@
 // key_gradients: a block owns a tile of rows of dk and dv of one key head, and goes over the segments in list order,
 // the heads of the group and the own rows, ascending.  query_gradients: a block owns a tile of query rows of one head
 // and goes over their slots, ascending.  So each sum has one owner and one order, for the price of seven matrix
-// products where five would do.  (With wgmma blocks own parts of dk and dv, and add them in turn: the same order,
-// whichever blocks have them.)
+// products where five would do.  (With wgmma blocks own parts of dk and dv, of tiles of slots in place of rows, and add
+// them in turn: the same order, whichever blocks have them.)
 //
 // f32: the chains of list.h, bit for bit the `cpu` table.
 //
@@ -26,9 +26,10 @@
 //
 // Bytes: q, d_o once for each 64 keys, k, v once for each 64 query rows (128 with wgmma; from L2 for the most part).
 // Limited by the tensor cores and the exponentials, which overlap them with wgmma only; with mma.sync a prefix that
-// many segments share is the longest chain of work, so what lies in another batch comes first.  With wgmma also f32
-// sums of dk and dv once for each part, from L2.  With `lists` every tile of keys searches the lists of all segments.
-// f32 is limited by shared-memory bandwidth (for tests).
+// many segments share is the longest chain of work, so what lies in another batch comes first, and with `lists` every
+// tile of keys searches the lists of all segments.  With wgmma also f32 sums of dk and dv once for each part, from L2;
+// the parts of a row that many segments see wait for one another.  f32 is limited by shared-memory bandwidth (for
+// tests).
 #include "attention_bwd_wgmma.cuh"
 #include "runtime/machine.cuh"
 
@@ -318,7 +319,11 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
   });
   cp_async_wait<0>();
   before.add(dk, dv);
-  add_key_gradients(a, t, kv, own, column, touched, dk, dv);
+  PerRow<KeyGradients> to = {};
+  for_rows([&](LaneRow row) {
+    if (touched[row]) to[row] = gradients_of(a, t.own, t.first + own + row, kv);
+  });
+  add_key_gradients(a, to, column, dk, dv);
 }
 
 template <int kD>

@@ -110,110 +110,47 @@ __device__ __forceinline__ void for_segments(const Args<T>& a, const KeyTile& t,
 
 // ---- parts of dk and dv as work for blocks (key_gradients_wgmma)
 
-// A part of list.h: rows [begin, end) of a segment and a query head, for the keys of a tile.  `part` counts those of
-// the tile and key head in the order in which they are added, `last` is none behind it; rows 0: there is no item any
-// more.
-struct KeyItem {
-  SegmentRow segment;
-  KeyTile tile;
-  int number, kv, head;  // of the tile among all; of its key head; query head
-  int begin, end, part, last;
+// A part of list.h: own rows [begin, end) of a segment and a query head, for the slots from `first` on that it sees.
+// `part` counts those of the segment, tile and key head in the order in which they are added, of `parts`; len 0: there
+// is no item any more.
+struct KeyItem : Tile {
+  int kv, head, begin, end, part, parts;
 };
 
-// Items are numbered by segment, head of the group, run, key head and tile.  So those of a tile and key head ascend
-// with their parts, those that begin together are about as long, and the last ones are short.
+// Items are numbered by segment, head of the group, run, key head and tile.  So those of a row and key head ascend with
+// their parts, those that begin together are about as long, and the last ones are short.
 template <int kKeys>
 struct KeyItems {
-  const Args<bf16>& a;
-  int parent_tiles;
-  __device__ explicit KeyItems(const Args<bf16>& args)
-      : a(args), parent_tiles(a.one ? 0 : ceil_div(a.parent_rows, kKeys)) {}
+  const Packed<bf16>& x;
 
-  // Tiles that a segment sees: [parent, parent + parents) with rows of its parent, [own, own_end) only with its own.
-  struct Tiles {
-    int parent, parents, own, own_end;
-  };
-  __device__ Tiles tiles_of(const SegmentRow& g) const {
-    Tiles t{0, 0, g.row / kKeys, ceil_div(g.row + g.len, kKeys)};
-    if (g.parent_len > 0) {
-      t.parent = g.parent_row / kKeys, t.parents = ceil_div(g.parent_row + g.parent_len, kKeys) - t.parent;
-      if (a.one) {  // the rows do not overlap: at most one tile is both
-        t.own += t.own >= t.parent && t.own < t.parent + t.parents;
-        t.own_end -= t.own < t.own_end && t.own_end > t.parent && t.own_end <= t.parent + t.parents;
-      }
-    }
-    t.own += parent_tiles, t.own_end += parent_tiles;
-    if (a.one) t.parent += parent_tiles;
-    return t;
-  }
-  // The number of tiles with rows of its own that rows up to the end of run r see.
-  __device__ int seen(const SegmentRow& g, const Tiles& t, int r) const {
-    const int last = (g.row + min(g.len, (r + 1) * kRun) - 1) / kKeys + parent_tiles;
-    return max(0, min(t.own_end, last + 1) - t.own);
-  }
-  // The first run that sees tile `number`; the number of runs where none does.
-  __device__ int first_run(const SegmentRow& g, int number) const {
-    const Tiles t = tiles_of(g);
-    if (number >= t.parent && number < t.parent + t.parents) return 0;
-    const bool own = number >= t.own && number < t.own_end;
-    return own ? max(0, (number - parent_tiles) * kKeys - g.row) / kRun : ceil_div(g.len, kRun);
+  // Tiles of slots that rows up to the end of run r see.
+  __device__ int seen(const SegmentRow& g, int r) const {
+    return ceil_div(g.parent_len + min(g.len, (r + 1) * kRun), kKeys);
   }
   __device__ int items_of(const SegmentRow& g) const {
-    if (g.len <= 0) return 0;
-    const Tiles t = tiles_of(g);
     int n = 0;
-    for (int r = 0; r * kRun < g.len; r++) n += t.parents + seen(g, t, r);
-    return n * a.x.heads;
+    for (int r = 0; r * kRun < g.len; r++) n += seen(g, r);
+    return n * x.heads;
   }
-
   // By a warp.
   __device__ KeyItem find(int ticket) const {
-    const Packed<bf16>& x = a.x;
     const Piece p =
         find_piece(x.n_segments, ticket, [&](int i) { return items_of(entry_at<SegmentRow>(x.segments, i)); });
     KeyItem item{};
     if (p.owner == x.n_segments) return item;
-    const SegmentRow g = entry_at<SegmentRow>(x.segments, p.owner);
-    const Tiles t = tiles_of(g);
-    const int of_head = items_of(g) / x.group, head = p.index / of_head;
+    static_cast<SegmentRow&>(item) = entry_at<SegmentRow>(x.segments, p.owner);
+    const int of_head = items_of(item) / x.group, head = p.index / of_head;
     int r = 0, i = p.index % of_head;
-    for (int n; i >= (n = (t.parents + seen(g, t, r)) * x.kv_heads); r++) i -= n;
-    const int n = t.parents + seen(g, t, r), tile = i % n;
-    const bool parents = tile < t.parents;
-    item.segment = g, item.kv = i / n, item.head = item.kv * x.group + head;
-    item.number = parents ? t.parent + tile : t.own + tile - t.parents;
-    item.tile = key_tile<kKeys>(a, item.number);
-    item.begin = max(r * kRun, first_piece<64>(item.tile, g, parents)), item.end = min(g.len, (r + 1) * kRun);
-
-    const int lane = threadIdx.x % 32;
-    int before = 0, all = 0;  // parts of the tile: of the segments before, of all
-    for (int base = 0; base < x.n_segments; base += 32) {
-      const int s = base + lane;
-      if (s >= x.n_segments) break;
-      const SegmentRow other = entry_at<SegmentRow>(x.segments, s);
-      const int parts = other.len > 0 ? x.group * (ceil_div(other.len, kRun) - first_run(other, item.number)) : 0;
-      all += parts, before += s < p.owner ? parts : 0;
-    }
-    __syncwarp();
-    for (int o = 16; o > 0; o /= 2)
-      all += __shfl_xor_sync(kAllLanes, all, o), before += __shfl_xor_sync(kAllLanes, before, o);
-    const int first = first_run(g, item.number), runs = ceil_div(g.len, kRun) - first;
-    item.part = before + head * runs + r - first, item.last = all - 1;
+    for (int n; i >= (n = seen(item, r) * x.kv_heads); r++) i -= n;
+    item.entry = p.owner, item.first = i % seen(item, r) * kKeys;
+    item.kv = i / seen(item, r), item.head = item.kv * x.group + head;
+    const int before = max(0, item.first - item.parent_len);  // own rows that do not see it
+    item.begin = max(r * kRun, before / 64 * 64), item.end = min(item.len, (r + 1) * kRun);
+    const int runs = ceil_div(item.len, kRun) - before / kRun;
+    item.part = head * runs + r - before / kRun, item.parts = x.group * runs;
     return item;
   }
 };
-
-// Bit i: some segment sees row row + i of 16 rows of a tile.  By a warp.
-__device__ __forceinline__ unsigned rows_seen(const Args<bf16>& a, const KeyTile& t, int row) {
-  unsigned seen = 0;
-  for (int s = threadIdx.x % 32; s < a.x.n_segments; s += 32) {
-    const SegmentRow g = entry_at<SegmentRow>(a.x.segments, s);
-    for (int i = 0; i < 16; i++) seen |= unsigned{first_query(t, g, row + i, nullptr) != kNobody && g.len > 0} << i;
-  }
-  __syncwarp();
-  for (int o = 16; o > 0; o /= 2) seen |= __shfl_xor_sync(kAllLanes, seen, o);
-  return seen;
-}
 
 // Bit i for each i in [begin, end) for which slot `slot` + i lies in a block that a row reads; it sees `total` slots.
 __device__ uint64_t slots_read(const BlockLists& b, int64_t row, int kv, int total, int slot, int begin, int end) {
@@ -304,31 +241,52 @@ class PartSums {
   }
 };
 
-// The same where blocks compute the parts: the warp that has a part of 16 keys adds it in turn to f32 sums in `work`.
-// Behind the sums of 128 keys each, of tiles and their key heads, lie the tickets of the launch and the turns of warps.
+// The same where blocks compute the parts, and add them in turn to f32 sums in `work`: those of dk and dv of each row
+// and key head.  Behind them lie the tickets of the launch and, of each row and key head, a turn and a bit for each
+// segment that sees it.
 struct PartTurns {
-  static constexpr int kWarps = 8;  // of a tile
   float* sums;
   int *tickets, *turns;
-  int64_t count;  // ints
-  __device__ explicit PartTurns(const Args<bf16>& a) {
-    const int d = a.x.head_dim, padded = d <= 64 ? 64 : d <= 128 ? 128 : 256;
-    const int64_t tiles = int64_t{ceil_div(a.rows, 128) + (a.one ? 0 : ceil_div(a.parent_rows, 128))} * a.x.kv_heads;
-    sums = a.work, tickets = reinterpret_cast<int*>(a.work + tiles * 2 * 128 * padded), turns = tickets + 1;
-    count = 1 + tiles * kWarps;
+  unsigned* seen;
+  int64_t count;                       // words from `tickets` on
+  int words, own_rows, padded, heads;  // words of bits; rows that are no parents; channels; key heads
+  bool one;
+  __device__ explicit PartTurns(const Args<bf16>& a)
+      : words(ceil_div(a.x.n_segments, 32)),
+        own_rows(ceil_div(a.rows, 128) * 128),
+        padded(a.x.head_dim <= 64    ? 64
+               : a.x.head_dim <= 128 ? 128
+                                     : 256),
+        heads(a.x.kv_heads),
+        one(a.one) {
+    const int64_t all = int64_t{own_rows + (one ? 0 : ceil_div(a.parent_rows, 128) * 128)} * heads;
+    sums = a.work, tickets = reinterpret_cast<int*>(sums + all * 2 * padded), turns = tickets + 1;
+    seen = reinterpret_cast<unsigned*>(turns + all);
+    count = 1 + all + all * words;
+  }
+  // Which row and key head the key at a place (Packed) is.
+  __device__ __forceinline__ int64_t key(int place, int kv) const {
+    const int row = place >= 0 ? place : -1 - place + (one ? 0 : own_rows);
+    return int64_t{row} * heads + kv;
   }
 };
-// Adds the sums of columns [column, column + kC) to the warp's 16 rows of the tile from `own` on that are touched.
+// Where sums of a row go; null: nowhere.
+struct KeyGradients {
+  bf16 *k, *v;
+};
+// own: of dk and dv.
+__device__ __forceinline__ KeyGradients gradients_of(const Args<bf16>& a, bool own, int row, int kv) {
+  const int c = kv * a.x.head_dim;
+  return {(own ? a.dk : a.dpk).row(row) + c, (own ? a.dv : a.dpv).row(row) + c};
+}
+// Adds the sums of columns [column, column + kC).
 template <int kC>
-__device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, const KeyTile& t, int kv, int own, int column,
-                                                  PerRow<bool> touched, Accumulator<kC>& dk,
-                                                  const Accumulator<kC>& dv) {
-  const int head_dim = a.x.head_dim;
+__device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, PerRow<KeyGradients> to, int column,
+                                                  Accumulator<kC>& dk, const Accumulator<kC>& dv) {
   dk.for_each(dv, [&](LaneRow i, int j, float sum_k, float sum_v) {
-    const int row = t.first + own + i, c = column + j;
-    if (!touched[i] || c >= head_dim) return;
-    bf16 *at_k = (t.own ? a.dk : a.dpk).row(row) + kv * head_dim + c,
-         *at_v = (t.own ? a.dv : a.dpv).row(row) + kv * head_dim + c;
+    const int c = column + j;
+    if (!to[i].k || c >= a.x.head_dim) return;
+    bf16 *at_k = to[i].k + c, *at_v = to[i].v + c;
     *at_k = from_float<bf16>(to_float(*at_k) + sum_k * a.x.scale);
     *at_v = from_float<bf16>(to_float(*at_v) + sum_v);
   });

@@ -10,32 +10,72 @@
 
 namespace pare::PARE_CUDA {
 
-// A block has 128 keys or query rows, each of two warpgroups 64.  A warp of a third brings what they go over, and that
-// warpgroup leaves them its registers: dk and dv of 64 keys alone take 128 a thread.
-constexpr int kConsumers = 8, kOwnedRows = kConsumers * 16, kWgmmaThreads = (kConsumers + 4) * 32;
+// A block has 128 keys or query rows, each of two warpgroups 64.  A third brings what they go over, and leaves them its
+// registers: dk and dv of 64 keys alone take 128 a thread.
+constexpr int kConsumers = 8, kOwnedRows = kConsumers * 16, kProducers = 4,
+              kWgmmaThreads = (kConsumers + kProducers) * 32;
 constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
 static_assert(2 * kConsumerRegisters + kProducerRegisters <= 3 * 168);
 
-// dk and dv become the sums of all parts up to this one, of the lane's rows that it sees, and of the others as they
-// were.  A part waits for those before it, which have lower tickets: blocks that run have taken them, and the one with
-// the lowest waits for nobody.  So no wait is for ever, in whatever order blocks begin, and one block suffices.
-template <int kD>
-__device__ __forceinline__ void add_in_turn(const PartTurns& p, const KeyItem& item, int kv_heads, int warp,
-                                            PerRow<bool> sees, Accumulator<kD>& dk, Accumulator<kD>& dv) {
-  constexpr int kFours = kD / 8, kStep = PartTurns::kWarps * 32;  // of dk, and of dv; threads
-  const int64_t tile = int64_t{item.number} * kv_heads + item.kv;
-  int* const turn = p.turns + tile * PartTurns::kWarps + warp;
-  float4* const at = reinterpret_cast<float4*>(p.sums) + tile * 2 * kFours * kStep + warp * 32 + threadIdx.x % 32;
-  if (item.part > 0) await_turn(turn, item.part);
-#pragma unroll
-  for (int i = 0; i < 2 * kFours; i++) {
-    float(&x)[4] = i < kFours ? dk.tile[i] : dv.tile[i - kFours];
-    const float4 sum = item.part > 0 ? at[i * kStep] : make_float4(0, 0, 0, 0);
-    x[0] = sees.v[0] ? sum.x + x[0] : sum.x, x[1] = sees.v[0] ? sum.y + x[1] : sum.y;
-    x[2] = sees.v[1] ? sum.z + x[2] : sum.z, x[3] = sees.v[1] ? sum.w + x[3] : sum.w;
-    if (item.part < item.last) at[i * kStep] = make_float4(x[0], x[1], x[2], x[3]);
+// A key of an item: its place (Packed), the turn in which the part is added to its sums (0: there are none yet; -1: no
+// row of the segment sees it), whether a later segment sees it.
+struct KeyRow {
+  int place, turn, later;
+};
+// A turn has the number of a segment, and below it one of its parts; the last is followed by part 0 of the next.
+constexpr int kPartBits = 16;
+__device__ __forceinline__ int turn_behind(const KeyItem& item) {
+  const bool ends = item.part + 1 == item.parts;
+  return (item.entry + ends) << kPartBits | (ends ? 0 : item.part + 1);
+}
+// The key of the item's segment that lies at a place.
+__device__ __forceinline__ KeyRow key_row(const PartTurns& p, const KeyItem& item, int place) {
+  const unsigned* const seen = p.seen + p.key(place, item.kv) * p.words;
+  const unsigned bit = 1u << item.entry % 32;
+  int turn = item.entry << kPartBits | item.part, w = item.entry / 32;
+  if (item.part == 0) {  // the first one behind all parts of the segment before that sees the key
+    unsigned before = seen[w] & (bit - 1);
+    while (before == 0 && w > 0) before = seen[--w];
+    turn = before == 0 ? 0 : (w * 32 + 32 - __clz(static_cast<int>(before))) << kPartBits;
   }
-  if (item.part < item.last) end_turn(turn);
+  w = item.entry / 32;
+  unsigned later = seen[w] & ~(bit | (bit - 1));
+  while (later == 0 && w + 1 < p.words) later = seen[++w];
+  return {place, turn, later != 0};
+}
+
+// Adds a part to the sums of a warp's 16 keys, which go to dk and dv with the last one.  It waits for the parts of a
+// key before it, which have lower tickets: blocks that run have taken them, and the one with the lowest waits for
+// nobody. So no wait is for ever, in whatever order blocks begin, and one block suffices.
+template <int kD>
+__device__ __forceinline__ void add_in_turn(const PartTurns& p, const Args<bf16>& a, const KeyItem& item,
+                                            const KeyRow* rows, Accumulator<kD>& dk, Accumulator<kD>& dv) {
+  constexpr int kFours = kD / 16;  // of a lane in a row of dk, and of dv
+  const int lane = threadIdx.x % 32;
+  const auto is_last = [&](const KeyRow& row) { return item.part + 1 == item.parts && !row.later; };
+  const KeyRow own = rows[lane % 16];
+  int* const turn = p.turns + p.key(own.place, item.kv);
+  if (lane < 16 && own.turn > 0) await_turn(turn, own.turn);
+  __syncwarp();  // what the others have awaited
+  PerRow<KeyGradients> to = {};
+  for_rows([&](LaneRow row) {
+    const KeyRow key = rows[row];
+    if (key.turn < 0) return;
+    float4* const at = reinterpret_cast<float4*>(p.sums) + p.key(key.place, item.kv) * (2 * kD / 4) + lane % 4;
+#pragma unroll
+    for (int i = 0; i < 2 * kFours; i++) {
+      float(*pairs)[4] = i < kFours ? &dk.tile[2 * i] : &dv.tile[2 * (i - kFours)];
+      float &x = pairs[0][row.i * 2], &y = pairs[0][row.i * 2 + 1], &z = pairs[1][row.i * 2],
+            &w = pairs[1][row.i * 2 + 1];
+      const float4 sum = key.turn > 0 ? at[i * 4] : make_float4(0, 0, 0, 0);
+      x = sum.x + x, y = sum.y + y, z = sum.z + z, w = sum.w + w;
+      if (!is_last(key)) at[i * 4] = make_float4(x, y, z, w);
+    }
+    if (is_last(key)) to[row] = gradients_of(a, key.place >= 0, key.place >= 0 ? key.place : -1 - key.place, item.kv);
+  });
+  if (item.part + 1 == item.parts) add_key_gradients(a, to, 0, dk, dv);
+  __syncwarp();
+  if (lane < 16 && own.turn >= 0 && !is_last(own)) end_turn(turn, turn_behind(item) - own.turn);
 }
 
 struct QueryMaps {
@@ -65,10 +105,23 @@ struct WgmmaKeyGradients {
     HeadRows<kD, kOwnedRows> v;
     Ring<Stage, kStages> ring;
     Piece pieces[kStages];
-    KeyItem items[2];  // a warp reads the end of one while the next is there
+    struct Item : KeyItem {
+      KeyRow rows[kOwnedRows];
+    } items[3];  // a warp reads the end of one while the next is there, and the one behind is made
     Mbarrier keys_full, keys_empty;
   };
 };
+
+// seen: which segments see a key.
+__global__ void __launch_bounds__(kThreads) mark_keys(const Args<bf16> a) {
+  const Tile t{entry_at<SegmentRow>(a.x.segments, blockIdx.x), 0, static_cast<int>(blockIdx.x)};
+  const PartTurns p(a);
+  if (t.len == 0) return;
+  for (int s = blockIdx.z * kThreads + threadIdx.x; s < t.parent_len + t.len; s += gridDim.z * kThreads) {
+    const int64_t key = p.key(a.x.place(t, blockIdx.y, s), blockIdx.y);
+    atomicAdd(p.seen + key * p.words + t.entry / 32, 1u << t.entry % 32);  // a bit that nobody has set
+  }
+}
 
 // Blocks take items by ticket, as many blocks as run at once.
 template <int kD>
@@ -84,8 +137,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     prefetch_map(queries.q), prefetch_map(queries.d_o), prefetch_map(keys.k), prefetch_map(keys.v);
-    if (!a.one && a.parent_rows > 0) prefetch_map(keys.pk), prefetch_map(keys.pv);
-    mbarrier_init(&s.keys_full, 1), mbarrier_init(&s.keys_empty, kConsumers);
+    if (a.parent_rows > 0) prefetch_map(keys.pk), prefetch_map(keys.pv);
+    mbarrier_init(&s.keys_full, 2 * kProducers), mbarrier_init(&s.keys_empty, kConsumers);
     s.ring.init(kConsumers);
     fence_proxy_async();
   }
@@ -93,31 +146,34 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 
   if (warp >= kConsumers) {
     fewer_registers<kProducerRegisters>();
-    if (warp > kConsumers) return;
-    const KeyItems<kOwnedRows> items(a);
-    bool more = true;
-    for (int n = 0, i = 0; more; i++) {
-      const KeyItem item = i > 0 && leaves_tickets() ? KeyItem{} : items.find(take_ticket(parts.tickets));
-      const SegmentRow& g = item.segment;
-      more = item.tile.rows > 0;
-      mbarrier_wait(&s.keys_empty, (i + 1) % 2);
-      if (lane == 0) {
-        s.items[i % 2] = item;
-        if (more) {
-          mbarrier_arrive_expect(&s.keys_full, sizeof(s.k) + sizeof(s.v));
-          copy_rows(s.k, item.tile.own ? keys.k : keys.pk, item.kv, item.tile.first, &s.keys_full);
-          copy_rows(s.v, item.tile.own ? keys.v : keys.pv, item.kv, item.tile.first, &s.keys_full);
-        } else {
-          mbarrier_arrive(&s.keys_full);
-        }
+    const KeyItems<kOwnedRows> all{x};
+    const bool leads = warp == kConsumers;  // brings the queries
+    const int mine = (warp - kConsumers) * 32 + lane;
+    Gathers gathers;
+    for (int n = 0, i = 0;; i++) {
+      auto& item = s.items[i % 3];
+      if (leads) {
+        const KeyItem found = i > 0 && leaves_tickets() ? KeyItem{} : all.find(take_ticket(parts.tickets));
+        if (lane == 0) static_cast<KeyItem&>(item) = found;
       }
-      for (int begin = item.begin; begin < item.end; begin += kQueries, n++) {
+      barrier_wait(1, kProducers * 32);
+      const int slot = item.first + mine, slots = item.parent_len + item.len, place = x.place(item, item.kv, slot);
+      item.rows[mine] = slot < slots ? key_row(parts, item, place) : KeyRow{0, -1, 0};
+      __syncwarp();  // before lane 0 arrives
+      mbarrier_wait(&s.keys_empty, (i + 1) % 2);
+      if (item.len == 0) {
+        if (lane == 0) mbarrier_arrive(&s.keys_full), mbarrier_arrive(&s.keys_full);
+        return;
+      }
+      gathers.begun(bring_keys(s.k, x, keys, item, item.kv, item.first, slots, place, &s.keys_full), &s.keys_full);
+      gathers.begun(bring_values(s.v, x, keys, item, item.kv, item.first, slots, place, &s.keys_full), &s.keys_full);
+      for (int begin = item.begin; leads && begin < item.end; begin += kQueries, n++) {
         float lse[kQueries / 32] = {}, delta[kQueries / 32] = {};  // rows that are absent have q = do = 0
 #pragma unroll
         for (int j = 0; j < kQueries / 32; j++)
-          if (const int r = begin + lane + j * 32; r < g.len) {
-            lse[j] = a.lse[int64_t{g.row + r} * x.heads + item.head];
-            delta[j] = get_delta(a.dq.row(g.row + r) + item.head * x.head_dim);
+          if (const int r = begin + lane + j * 32; r < item.len) {
+            lse[j] = a.lse[int64_t{item.row + r} * x.heads + item.head];
+            delta[j] = get_delta(a.dq.row(item.row + r) + item.head * x.head_dim);
           }
         auto& stage = s.ring[n];
         auto& piece = s.pieces[n % kStages];
@@ -126,7 +182,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         for (int j = 0; j < kQueries / 32; j++)
           piece.lse[lane + j * 32] = lse[j], piece.delta[lane + j * 32] = delta[j];
         __syncwarp();
-        const int row = g.row + begin, rows = g.len - begin;
+        const int row = item.row + begin, rows = item.len - begin;
         if (rows >= kQueries) {
           if (lane == 0) {
             mbarrier_arrive_expect(full, sizeof(stage));
@@ -136,12 +192,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         } else {
           load_rows(stage.q, 0, rows, x.head_dim, [&](int r) { return x.q.row(row + r) + item.head * x.head_dim; });
           load_rows(stage.d_o, 0, rows, x.head_dim, [&](int r) { return a.d_o.row(row + r) + item.head * x.head_dim; });
-          loaded();
-          if (lane == 0) mbarrier_arrive(full);
         }
+        gathers.begun(rows < kQueries, full);
       }
+      gathers.end();
     }
-    return;
   }
 
   more_registers<kConsumerRegisters>();
@@ -180,11 +235,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   };
   for (int n = 0, i = 0;; i++) {
     mbarrier_wait(&s.keys_full, i % 2);
-    const KeyItem& item = s.items[i % 2];
-    if (item.tile.rows == 0) return;
-    for_rows([&](LaneRow row) { first[row] = first_query(item.tile, item.segment, own + row, nullptr); });
+    const auto& item = s.items[i % 3];
+    if (item.len == 0) return;
+    for_rows([&](LaneRow row) { first[row] = item.first + own + row - item.parent_len; });
     // From here on every row of the segment sees all keys of the tile that it sees some time.
-    const int whole = item.tile.own ? item.tile.first + item.tile.rows - 1 - item.segment.row : 0;
+    const int whole = min(item.first + kOwnedRows - 1 - item.parent_len, item.len - 1);
     wgmma_clear(dk.registers()), wgmma_clear(dv.registers());
     int begin = item.begin;
     multiply_keys(n);
@@ -197,13 +252,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     wgmma_wait<0>(dv.registers(), p16), wgmma_wait<0>(dk.registers(), ds16);
     __syncwarp();  // everyone has read the piece
     if (lane == 0) s.ring.release(n - 1);
-    PerRow<bool> sees;
-    for_rows([&](LaneRow row) { sees[row] = first[row] != kNobody; });
-    add_in_turn(parts, item, x.kv_heads, warp, sees, dk, dv);
-    if (item.part < item.last) continue;
-    const unsigned seen = rows_seen(a, item.tile, own);
-    for_rows([&](LaneRow row) { sees[row] = seen >> row & 1; });
-    add_key_gradients(a, item.tile, item.kv, own, 0, sees, dk, dv);
+    add_in_turn(parts, a, item, item.rows + own, dk, dv);
   }
 #else
   __trap();
@@ -245,7 +294,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   if (threadIdx.x == 0) {
     prefetch_map(queries.q), prefetch_map(queries.d_o), prefetch_maps(keys, t);
     mbarrier_init(&s.q_full, 1);
-    s.ring.init(t.readers(), 2);
+    s.ring.init(t.readers(), kProducers);
     fence_proxy_async();
   }
   __syncthreads();
@@ -253,21 +302,24 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 
   if (warp >= kConsumers) {
     fewer_registers<kProducerRegisters>();
-    if (warp > kConsumers) return;
-    if (lane == 0) {
+    if (threadIdx.x == kConsumers * 32) {
       mbarrier_arrive_expect(&s.q_full, sizeof(s.q) + sizeof(s.d_o));
       copy_rows(s.q, queries.q, t.head, t.row + t.first, &s.q_full);
       copy_rows(s.d_o, queries.d_o, t.head, t.row + t.first, &s.q_full);
     }
-    for (int i = 0; i < blocks(kOwnedRows); i++) {
-      const int places[] = {t.place(x, i * kSlots + lane), t.place(x, i * kSlots + 32 + lane)};
+    // Two warps bring keys, two values.
+    const int n = blocks(kOwnedRows), slots = t.slots(kOwnedRows), mine = warp % 2 * 32 + lane;  // of a block's slots
+    int place = t.place(x, mine);
+    Gathers gathers;
+    for (int i = 0; i < n; i++) {
       Mbarrier* const full = s.ring.await_empty(i);
-      const bool gathers = t.template bring_keys<1>(s.ring[i].k, x, keys, i * kSlots, places, full);
-      t.template bring_values<1>(s.ring[i].v, x, keys, i * kSlots, places, full);
-      if (!gathers) continue;
-      loaded();
-      if (lane == 0) mbarrier_arrive(full), mbarrier_arrive(full);
+      auto& stage = s.ring[i];
+      gathers.begun(warp < kConsumers + 2 ? bring_keys(stage.k, x, keys, t, t.kv, i * kSlots, slots, place, full)
+                                          : bring_values(stage.v, x, keys, t, t.kv, i * kSlots, slots, place, full),
+                    full);
+      place = t.place(x, (i + 1) * kSlots + mine);
     }
+    gathers.end();
     return;
   }
 
@@ -334,25 +386,30 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 // ---- host
 
 inline bool suits_wgmma(const Args<bf16>& a) {
-  return suits_tensor_copies(a.x, a.vector) && !a.x.lists && a.d_o.stride % a.x.head_dim == 0;
+  // Turns are numbers of 31 bits.
+  return suits_tensor_copies(a.x, a.vector) && a.d_o.stride % a.x.head_dim == 0 &&
+         a.x.n_segments < 1 << (31 - kPartBits) && a.x.group * ceil_div(a.rows, kRun) < 1 << kPartBits;
 }
 
-// The two kernels behind row_sums.
+// The kernels behind row_sums.
 template <int kD>
 void launch_wgmma_gradients(const char* op, const Args<bf16>& a, Stream stream) {
   using Keys = WgmmaKeyGradients<kD>;
   using Queries = WgmmaQueryGradients<kD>;
-  const auto maps = [&](int box) { return slot_maps(op, a.x, a.rows, a.parent_rows, box); };
+  const SlotMaps maps = slot_maps(op, a.x, a.rows, a.parent_rows);
+  launch(op, mark_keys,
+         {.grid = dim3(a.x.n_segments, a.x.kv_heads, ceil_div(a.rows, a.x.n_segments * kThreads)), .block = kThreads},
+         stream, a);
   launch(op, key_gradients_wgmma<kD>,
          {.grid = static_cast<unsigned>(machine().multiprocessors),
           .block = kWgmmaThreads,
           .smem = sizeof(typename Keys::Shared)},
-         stream, a, query_maps(op, a, Keys::kQueries), maps(kOwnedRows));
+         stream, a, query_maps(op, a, Keys::kQueries), maps);
   launch(op, query_gradients_wgmma<kD>,
          {.grid = tile_grid(op, a.x, a.rows, kOwnedRows),
           .block = kWgmmaThreads,
           .smem = sizeof(typename Queries::Shared)},
-         stream, a, query_maps(op, a, kOwnedRows), maps(kSlots));
+         stream, a, query_maps(op, a, kOwnedRows), maps);
 }
 
 }  // namespace pare::PARE_CUDA

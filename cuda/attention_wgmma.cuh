@@ -61,13 +61,6 @@ __device__ __forceinline__ void load_rows(bf16 (&to)[kPanels][kElements], unsign
     cp_async_16(panel.at(first + r, c % 64), row(static_cast<int>(r)) + c, there ? 16 : 0);
   }
 }
-// Behind load_rows: all of it lies there, for wgmma too.
-__device__ __forceinline__ void loaded() {
-  cp_async_commit();
-  cp_async_wait<0>();
-  fence_proxy_async();
-  __syncwarp();
-}
 
 // Keys or values of kRows slots.
 template <int kD, int kRows>
@@ -77,9 +70,9 @@ struct Slots {
 struct SlotMaps {
   CUtensorMap k, v, pk, pv;
 };
-inline SlotMaps slot_maps(const char* op, const Packed<bf16>& x, int64_t rows, int64_t parent_rows, int box = kSlots) {
+inline SlotMaps slot_maps(const char* op, const Packed<bf16>& x, int64_t rows, int64_t parent_rows) {
   const auto map = [&](const Matrix<const bf16>& m, int64_t n) {
-    return heads_map(op, m, n, x.kv_heads, x.head_dim, box);
+    return heads_map(op, m, n, x.kv_heads, x.head_dim, kSlots);
   };
   SlotMaps maps{map(x.k, rows), map(x.v, rows), {}, {}};
   if (parent_rows > 0) maps.pk = map(x.pk, parent_rows), maps.pv = map(x.pv, parent_rows);
@@ -90,16 +83,15 @@ __device__ __forceinline__ void prefetch_maps(const SlotMaps& maps, const Tile& 
   prefetch_map(maps.k), prefetch_map(maps.v);
   if (t.parent_len > 0) prefetch_map(maps.pk), prefetch_map(maps.pv);
 }
-// Brings keys or values of the slots from `begin` on, of `slots`, and zeros, by kWarps warps: each a strip, of which
-// lane i knows the places of slots i and 32 + i.  at(place): an address.  Returns whether the warp gathers its strip by
-// cp.async; else it has arrived at `full`.
-template <int kWarps, int kPanels, int kElements, int kPlaces, class At>
+// Brings keys or values of the slots from `begin` on, of `slots`, and zeros, by warps with a strip of 32 each, of which
+// a lane knows the place of its slot.  at(place): an address.  Returns whether the warp gathers its strip by cp.async;
+// else it has arrived at `full`.
+template <int kPanels, int kElements, class At>
 __device__ __forceinline__ bool bring_slots(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x,
                                             const CUtensorMap& own, const CUtensorMap& parent, const Tile& t, int kv,
-                                            int begin, int slots, const int (&places)[kPlaces], Mbarrier* full, At at) {
-  constexpr int kAll = kElements / 64, kStrip = kAll / kWarps;
-  static_assert(kStrip == kPlaces * 32 && kStrip <= kSlots);
-  const int strip = threadIdx.x / 32 % kWarps * kStrip, piece = strip / kSlots * kSlots, first = begin + piece;
+                                            int begin, int slots, int place, Mbarrier* full, At at) {
+  constexpr int kAll = kElements / 64;
+  const int strip = threadIdx.x / 32 % (kAll / 32) * 32, piece = strip / kSlots * kSlots, first = begin + piece;
   const bool of_parent = first + kSlots <= t.parent_len;
   if (of_parent ? !x.lists : first >= t.parent_len && first + kSlots <= t.parent_len + t.len) {
     // Rows that follow one another: the first warp of the piece copies it.
@@ -113,14 +105,40 @@ __device__ __forceinline__ bool bring_slots(bf16 (&to)[kPanels][kElements], cons
     }
     return false;
   }
-  const bf16* rows[kPlaces];
-  for (int i = 0; i < kPlaces; i++) rows[i] = at(places[i]);
-  load_rows<kStrip>(to, strip, slots - begin - strip, x.head_dim, [&](int r) {
-    const bf16* const row = kPlaces == 1 || r < 32 ? rows[0] : rows[kPlaces - 1];
-    return reinterpret_cast<const bf16*>(__shfl_sync(kAllLanes, reinterpret_cast<uintptr_t>(row), r % 32));
-  });
+  const auto mine = reinterpret_cast<uintptr_t>(at(place));
+  load_rows<32>(to, strip, slots - begin - strip, x.head_dim,
+                [&](int r) { return reinterpret_cast<const bf16*>(__shfl_sync(kAllLanes, mine, r)); });
   return true;
 }
+template <int kPanels, int kElements>
+__device__ __forceinline__ bool bring_keys(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x, const SlotMaps& maps,
+                                           const Tile& t, int kv, int begin, int slots, int place, Mbarrier* full) {
+  return bring_slots(to, x, maps.k, maps.pk, t, kv, begin, slots, place, full,
+                     [&](int place) { return x.key_at(place, kv); });
+}
+template <int kPanels, int kElements>
+__device__ __forceinline__ bool bring_values(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x,
+                                             const SlotMaps& maps, const Tile& t, int kv, int begin, int slots,
+                                             int place, Mbarrier* full) {
+  return bring_slots(to, x, maps.v, maps.pv, t, kv, begin, slots, place, full,
+                     [&](int place) { return x.value_at(place, kv); });
+}
+// A warp waits for its cp.async copies to one stage when it has begun those to the next.
+struct Gathers {
+  Mbarrier* under_way = nullptr;
+  // Behind what it has begun for `full`: by cp.async or, without `gathers`, in another way.
+  __device__ __forceinline__ void begun(bool gathers, Mbarrier* full) {
+    if (gathers) cp_async_commit();
+    if (under_way) {
+      gathers ? cp_async_wait<1>() : cp_async_wait<0>();
+      fence_proxy_async();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) mbarrier_arrive(under_way);
+    }
+    under_way = gathers ? full : nullptr;
+  }
+  __device__ __forceinline__ void end() { begun(false, nullptr); }
+};
 
 // A tile of kRows query rows of a head, and the slots that they see.
 template <int kRows>
@@ -131,19 +149,6 @@ struct QueryBlock : HeadTile<kRows> {
   // Warps that read what is brought; a warpgroup without rows ends.
   __device__ int readers() const { return ceil_div(min(kRows, len - first), 64) * 4; }
   __device__ int place(const Packed<bf16>& x, int s) const { return x.place(*this, kv, s); }
-  // Keys, or values, of the slots from `begin` on, as bring_slots() does.
-  template <int kWarps, int kPanels, int kElements, int kPlaces>
-  __device__ bool bring_keys(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x, const SlotMaps& maps, int begin,
-                             const int (&places)[kPlaces], Mbarrier* full) const {
-    return bring_slots<kWarps>(to, x, maps.k, maps.pk, *this, kv, begin, slots(kRows), places, full,
-                               [&](int place) { return x.key_at(place, kv); });
-  }
-  template <int kWarps, int kPanels, int kElements, int kPlaces>
-  __device__ bool bring_values(bf16 (&to)[kPanels][kElements], const Packed<bf16>& x, const SlotMaps& maps, int begin,
-                               const int (&places)[kPlaces], Mbarrier* full) const {
-    return bring_slots<kWarps>(to, x, maps.v, maps.pv, *this, kv, begin, slots(kRows), places, full,
-                               [&](int place) { return x.value_at(place, kv); });
-  }
 };
 
 // Begins sum += a b^T for 64 rows of a, from `row` on.
@@ -224,34 +229,24 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
       mbarrier_arrive_expect(&s.q_full, sizeof(s.q));
       copy_rows(s.q, q, t.head, t.row + t.first, &s.q_full);
     }
-    // A warp waits for its cp.async copies of one block when it has begun those of the next.
-    Mbarrier* under_way = nullptr;
-    const auto begun = [&](bool gathers, Mbarrier* full) {
-      if (gathers) cp_async_commit();
-      if (under_way) {
-        gathers ? cp_async_wait<1>() : cp_async_wait<0>();
-        fence_proxy_async();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(under_way);
-      }
-      under_way = gathers ? full : nullptr;
-    };
-    const int n = blocks(Block::kRows), mine = (warp - Block::kConsumers) * 32 + lane;  // of a block's slots
-    int of_keys[1] = {t.place(x, mine)}, of_values[1];
+    Gathers gathers;
+    const int n = blocks(Block::kRows), slots = t.slots(Block::kRows),
+              mine = (warp - Block::kConsumers) * 32 + lane;  // of a block's slots
+    int of_keys = t.place(x, mine), of_values = 0;
     for (int i = 0; i <= n; i++) {  // in the order in which stages become empty
       if (i < n) {
         Mbarrier* const full = s.k.await_empty(i);
-        begun(t.template bring_keys<Block::kProducers>(s.k[i].rows, x, maps, i * kBlock16, of_keys, full), full);
+        gathers.begun(bring_keys(s.k[i].rows, x, maps, t, t.kv, i * kBlock16, slots, of_keys, full), full);
       }
       const int next = t.place(x, (i + 1) * kBlock16 + mine);  // while the values are brought
       if (i > 0) {
         Mbarrier* const full = s.v.await_empty(i - 1);
-        begun(t.template bring_values<Block::kProducers>(s.v[i - 1].rows, x, maps, (i - 1) * kBlock16, of_values, full),
-              full);
+        gathers.begun(bring_values(s.v[i - 1].rows, x, maps, t, t.kv, (i - 1) * kBlock16, slots, of_values, full),
+                      full);
       }
-      of_values[0] = of_keys[0], of_keys[0] = next;
+      of_values = of_keys, of_keys = next;
     }
-    begun(false, nullptr);
+    gathers.end();
     return;
   }
 

@@ -113,12 +113,10 @@ __device__ __forceinline__ void await_turn(int* turn, int mine PTX_LOC) {
     if (clock_now() - start > kPatience) give_up(kLostTurn, mine);
 #endif
 }
-// By a warp, behind what it has written.
-__device__ __forceinline__ void end_turn(int* turn) {
-  __syncwarp();
-  if (threadIdx.x % 32 != 0) return;
+// By a thread, behind what it and those have written that it has met since: the next turn is `further` from this one.
+__device__ __forceinline__ void end_turn(int* turn, int further) {
   __threadfence();
-  atomicAdd(turn, 1);
+  atomicAdd(turn, further);
 }
 // The number of those who have asked before, in every lane of a warp.
 __device__ __forceinline__ int take_ticket(int* tickets) {

@@ -198,7 +198,7 @@ std::vector<LargestBatch> largest_batches(const BatchLimits& l, int64_t max_rows
     if (l.interval) epochs = std::min(rows, segments + std::min(rows, members) + rows / l.interval);
     // The logits of a chunk are most where the chunks are full.
     for (const int64_t n : {losses, losses / logits_chunk * logits_chunk}) {
-      all.push_back({prefix, batch_of(rows, segments, n, longest), epochs, epochs * l.slots});
+      all.push_back({prefix, batch_of(rows, std::max(segments, epochs), n, longest), epochs, epochs * l.slots});
       all.back().batch.carried = prefix.has_value();
     }
   };

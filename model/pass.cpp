@@ -267,8 +267,9 @@ void Pass::attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, 
   }
   const ArenaScope scope(arena_);
   if (model_.dtype == DType::bf16)
-    args.work = arena_.alloc("sums of dk and dv", model_.stat,
-                             {attn_bwd_work(rows_, prefix_ ? args.pk.shape[0] : 0, c.kv_heads, c.head_dim)});
+    args.work = arena_.alloc(
+        "sums of dk and dv", model_.stat,
+        {attn_bwd_work(rows_, prefix_ ? args.pk.shape[0] : 0, c.kv_heads, c.head_dim, args.segments.shape[0])});
   model_.device.attn_bwd(args);
 }
 

@@ -113,7 +113,7 @@ AttnBwd backward_arguments(Call& t, const Case& c) {
   a.dpk = c.parent_rows ? t.act("dpk", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dk;
   a.dpv = c.parent_rows ? t.act("dpv", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dv;
   if (a.q.dtype == DType::bf16)
-    a.work = t.stat_scratch("scratch", {attn_bwd_work(c.rows, c.parent_rows, c.kv_heads, c.d)});
+    a.work = t.stat_scratch("scratch", {attn_bwd_work(c.rows, c.parent_rows, c.kv_heads, c.d, std::ssize(c.segments))});
   set_unused(t, c.segments, {"q", "k", "v", "d_o", "o", "lse"});
   return a;
 }
@@ -333,6 +333,7 @@ TEST(CudaAttention, GradientsAreIndependentOfPacking) {
 
 // The results of a case, whose rows that no segment reads are NaNs, also those of parents of another batch.
 void set_unused_parents(Call& t, const Case& c) {
+  if (!c.lists.empty()) return;
   std::vector<SegmentRow> parents;
   for (const SegmentRow& g : c.segments) parents.push_back({g.parent_row, g.parent_len, 0, 0});
   if (c.parent_rows) set_unused(t, parents, {"pk", "pv"});
@@ -351,7 +352,7 @@ std::string forward_bits(Case c, int64_t gap) {
   AttnFwd a{};
   set_inputs(t, c, a);
   set_unused(t, c.segments, {"q", "k", "v"});
-  if (c.lists.empty()) set_unused_parents(t, c);
+  set_unused_parents(t, c);
   a.o = t.act_out("o", {c.rows, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
   table_kernels.attn_fwd(a, {});
   return bits_of(t, {"o", "lse"});
@@ -446,6 +447,24 @@ TEST(CudaAttention, ForwardWritesToAnyElement) {
   table_kernels.attn_fwd(a, {});
   EXPECT_TRUE(t["o"].bits(1, c.rows * c.heads * c.d + 1) + t["lse"].bits() == at_first);
 }
+
+// Epochs of sequences behind a prompt of another batch, whose caches kept what they list.
+struct Evicted {
+  Case c;
+  // Appends a segment of `len` rows that lists `n` of the first `seen` rows, then `prompt` rows of the prompt, in
+  // another order for each head.
+  void add(int32_t len, int32_t n, int32_t seen, int32_t prompt) {
+    const auto entries = static_cast<int32_t>(std::ssize(c.lists) / c.kv_heads);
+    const auto row = static_cast<int32_t>(c.rows);
+    c.segments.push_back({row, len, n + prompt ? entries : 0, n + prompt});
+    c.rows += len;
+    for (int32_t i = 0; i < n + prompt; i++)
+      for (auto h = static_cast<int32_t>(c.kv_heads); h-- > 0;) {
+        const int32_t all = i < n ? seen : static_cast<int32_t>(c.parent_rows), at = (i < n ? i : i - n) * 5 + h + row;
+        c.lists.push_back(i < n ? at % all : -1 - at % all);
+      }
+  }
+};
 TEST(CudaAttention, BackwardHasTheSameBitsFromEveryKernel) {
   // Runs of 1024 rows, from rows that are no multiple of anything; a prompt that several read, in the same batch (a
   // tile has rows of it and of those who read it) and in another; heads by threes.
@@ -454,7 +473,23 @@ TEST(CudaAttention, BackwardHasTheSameBitsFromEveryKernel) {
     runs.push_back({len + 92, 1, 1, 8, 0, {{1, len, len + 20, 70}, {len + 3, 15, len + 20, 70}, {len + 20, 70, 0, 0}}});
   runs.push_back({1100, 3, 1, 8, 0, {{0, 30, 0, 20}, {30, 1027, 3, 150}, {1060, 40, 1, 140}}, 160});
   runs.push_back({1300, 1, 1, 8, 0, {{100, 1200, 0, 100}, {0, 100, 0, 0}}});
+  // Lists around a tile of 128, of rows of both batches; no list between them; rows of several lists, or of none.
+  Evicted tiles{{0, 4, 2, 128, 0, {}, 132}};
+  tiles.add(65, 0, 0, 127), tiles.add(64, 61, 63, 67), tiles.add(1, 2, 127, 127), tiles.add(70, 0, 0, 0);
+  tiles.add(20, 1, 3, 0), tiles.add(3, 0, 0, 1), tiles.add(131, 124, 199, 0);
+  tiles.c.rows += 2;  // of no segment
+  runs.push_back(tiles.c);
+  // A list names rows of a segment that comes after it.
+  runs.push_back({240, 2, 2, 64, 0, {{90, 150, 0, 80}, {0, 90, 0, 0}}, 0, some_rows(2, 80, 2, false)});
+  Evicted many{{0, 2, 1, 64, 0, {}, 6}};  // more segments than a word has bits, some of which see a row
+  for (int32_t i = 0; i < 70; i++) many.add(1 + i % 3, i % 31 ? 0 : i / 5, std::max(1, i), i % 9 ? 0 : 6);
+  runs.push_back(many.c);
+  Evicted late{{0, 3, 1, 72, 0, {}, 31}};  // runs of 1024 rows
+  late.add(7, 0, 0, 30), late.add(1030, 7, 7, 22), late.add(5, 113, 1033, 9);
+  runs.push_back(late.c);
   expect_the_same_bits(backward_bits, runs);
+  for (const Case& c : {tiles.c, many.c})
+    in_all_orders([&] { EXPECT_TRUE(backward_bits(c, 0) == backward_bits(c, 3)); });  // by wgmma and mma.sync
 }
 
 // Tiles may take in rows of neighbours: those count for nothing, not even if they are not finite, but in dk and dv of

@@ -294,7 +294,7 @@ TEST(CudaOrders, GradientsOfKeysAreSumsOfRuns) {
     fill("dpv", [](int64_t) { return 0; });
     a.d_o = d_o, a.o = o, a.lse = lse, a.q = q, a.k = k, a.v = v, a.pk = pk, a.pv = pv;
     a.segments = t.index("segments", {1, 4}, {0, static_cast<int32_t>(n), 0, 1}), a.pairs = n, a.scale = 1;
-    a.work = t.stat_scratch("scratch", {attn_bwd_work(n, 1, 1, d)});
+    a.work = t.stat_scratch("scratch", {attn_bwd_work(n, 1, 1, d, 1)});
     table_kernels.attn_bwd(a, {});
     for (int64_t c = 0; c < d; c++) EXPECT_EQ(t["dpv"].get(c), 64) << heads << " heads, gap " << gap;
   }

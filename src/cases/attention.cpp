@@ -62,8 +62,8 @@ Call attn_bwd(Operands& o, const Dims& d) {
   a.block = f.block;
   a.extent = f.extent;
   if (a.q.dtype == DType::bf16)
-    a.work =
-        o.stat_scratch("work", {attn_bwd_work(f.q.shape[0], apart ? f.pk.shape[0] : 0, f.k.shape[1], f.q.shape[2])});
+    a.work = o.stat_scratch("work", {attn_bwd_work(f.q.shape[0], apart ? f.pk.shape[0] : 0, f.k.shape[1], f.q.shape[2],
+                                                   f.segments.shape[0])});
   return a;
 }
 

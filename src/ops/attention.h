@@ -86,20 +86,20 @@ struct AttnFwd {
     return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, segments, lists, blocks, budget),
             detail::total_bytes(o, lse)};
   }
-  // A block has 128 rows of a head.  With lists of blocks a warp has one row of a key head, and issues 82 / group times
-  // the instructions of a pair: 1639 for 64 slots, beside 640 for 16 rows of them, on half as many warps.
+  // A block has 128 rows of a head.  With lists of blocks a warp has one row of a key head, and issues 105 / group
+  // times the instructions of a pair: 1575 for 64 slots, beside 478 for 16 rows of them, on half as many warps.
   Stretch stretch(int multiprocessors) const {
-    if (blocks) return {.flops = 82.0 / static_cast<double>(q.shape[1] / k.shape[1])};
+    if (blocks) return {.flops = 105.0 / static_cast<double>(q.shape[1] / k.shape[1])};
     return {.flops = std::max(1.0, multiprocessors * detail::part(128 * extent.longest, pairs * q.shape[1]))};
   }
   auto outputs() const { return std::array{o, lse}; }
 };
-// Elements of AttnBwd::work for N rows, and P rows of parents that are not among them: of tiles of 128 keys, whose
-// heads are padded, the sums of dk and dv and eight turns; and a counter.
-constexpr int64_t attn_bwd_work(int64_t rows, int64_t parents, int64_t kv_heads, int64_t head_dim) {
+// Elements of AttnBwd::work for N rows, P rows of parents that are not among them, and S segments: of each row (in
+// tiles of 128) and key head the sums of dk and dv, padded, a turn, and a bit for each segment; and a counter.
+constexpr int64_t attn_bwd_work(int64_t rows, int64_t parents, int64_t kv_heads, int64_t head_dim, int64_t segments) {
   const int64_t tiles = (rows + 127) / 128 + (parents + 127) / 128;
   const int64_t d = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
-  return tiles * kv_heads * (2 * 128 * d + 8) + 1;
+  return tiles * 128 * kv_heads * (2 * d + 1 + (segments + 31) / 32) + 1;
 }
 // p = exp(scale*q.k) / 2^lse; dv += p do; ds = p (do.v - do.o); dq = scale * ds k; dk += scale * ds q.
 // Order of the chains in f32: dq over the slots that a row sees, ascending; dk and dv over segments in list order, then
@@ -116,7 +116,7 @@ struct AttnBwd {
   Tensor lists = {}, blocks = {}, budget = {};  // as in AttnFwd; constants
   int32_t block = 0;
   AttnExtent extent = {};
-  Tensor work = {};  // stat [attn_bwd_work(N, P or 0, K, D)] or more, scratch, in bf16; else absent
+  Tensor work = {};  // stat [attn_bwd_work(N, P or 0, K, D, S)] or more, scratch, in bf16; else absent
   void check(Contract& c) const {
     const int64_t N = q.shape[0], H = q.shape[1], D = q.shape[2], K = k.shape[1], P = pk.shape[0];
     detail::check_packed(c, *this);
@@ -128,7 +128,7 @@ struct AttnBwd {
     c.act("d_o", d_o, {N, H, D}, c.strided);
     c.act("o", o, {N, H, D}, c.strided);
     if (q.dtype != DType::bf16) return;
-    const int64_t least = attn_bwd_work(N, dpk.data == dk.data ? 0 : P, K, D);
+    const int64_t least = attn_bwd_work(N, dpk.data == dk.data ? 0 : P, K, D, segments.shape[0]);
     c.stat("work", work, {work.shape[0]});
     c.that(work.size() >= least, "work has ", work.size(), " elements, expected ", least, " at least");
   }
@@ -140,11 +140,11 @@ struct AttnBwd {
   // The keys have 8 of the 14 products of a pair.  With wgmma a block takes parts of up to 1024 rows and 128 keys of a
   // query head, one after another, and half of one is waited for at the end; list scheduling of the parts gives that
   // within 5 %.  With mma.sync a block has 128 keys of a key head, and walks over all rows that see them: where there
-  // are lists, heads are wide, or a device has no wgmma, which plans do not know.  Lists of blocks hide pairs, of which
-  // nearly all are computed: some row of a tile sees each slot.
+  // are lists of blocks, heads are wide, or a device has no wgmma, which plans do not know.  Lists of blocks hide
+  // pairs, of which nearly all are computed: some row of a tile sees each slot.
   Stretch stretch(int multiprocessors) const {
     constexpr double kOfKeys = 8.0 / 14;
-    const bool walks = blocks || lists || q.shape[2] > 128;
+    const bool walks = blocks || q.shape[2] > 128;
     const int64_t K = k.shape[1], H = q.shape[1], run = std::min<int64_t>(1024, extent.rows);
     const double chain = multiprocessors * detail::part(128 * extent.readers, extent.pairs * K),
                  part = multiprocessors * detail::part(128 * run, extent.pairs * H);
