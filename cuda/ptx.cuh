@@ -7,9 +7,11 @@
 #include "cuemu_mma.h"
 #define PTX_LOC , ::cuemu::Loc loc = ::cuemu::Loc::current()
 #define PTX_SAME_LOC , loc
+#define PTX_ONLY_LOC ::cuemu::Loc loc = ::cuemu::Loc::current()
 #else
 #define PTX_LOC
 #define PTX_SAME_LOC
+#define PTX_ONLY_LOC
 #endif
 
 namespace pare::PARE_CUDA {

@@ -41,6 +41,15 @@ __device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier* b, unsigned byt
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(b)), "r"(bytes) : "memory");
 #endif
 }
+// Lets the other blocks of the cluster use the mbarriers that this thread has initialised, behind the next barrier of
+// the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+#ifdef CUEMU
+  cuemu::mbarrier_init_fence();
+#else
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
 #ifndef CUEMU
 namespace {
 __device__ LostArrival* lost_arrival;  // memory of the host
@@ -90,6 +99,60 @@ __device__ __forceinline__ void fence_proxy_async() {
   cuemu::proxy_fence();
 #else
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// ---- clusters: blocks that run at the same time and reach each other's shared memory
+
+// The number of this block in its cluster, and of the blocks there: 0 and 1 if the launch does not ask for clusters.
+__device__ __forceinline__ int cluster_rank() {
+#ifdef CUEMU
+  return static_cast<int>(cuemu::cluster_rank());
+#else
+  int rank;
+  asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
+  return rank;
+#endif
+}
+__device__ __forceinline__ int cluster_size() {
+#ifdef CUEMU
+  return static_cast<int>(cuemu::cluster_size());
+#else
+  int size;
+  asm("mov.u32 %0, %cluster_nctarank;" : "=r"(size));
+  return size;
+#endif
+}
+// The barrier of all threads of a cluster, in two halves: what was written to shared memory before the arrival is there
+// behind the wait.  By whole warps.
+__device__ __forceinline__ void cluster_arrive(PTX_ONLY_LOC) {
+#ifdef CUEMU
+  cuemu::cluster_arrive(loc);
+#else
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait(PTX_ONLY_LOC) {
+#ifdef CUEMU
+  cuemu::cluster_wait(loc);
+#else
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// Arrives at the mbarrier that lies in the shared memory of block `rank` of the cluster where b is in that of this one.
+// (With .release.cluster it would wait, each time, for all that the thread has in flight to memory.  What a stage's
+// readers release are reads by wgmma, which have ended.)
+__device__ __forceinline__ void mbarrier_arrive_at(Mbarrier* b, int rank PTX_LOC) {
+#ifdef CUEMU
+  cuemu::mbarrier_arrive_at(b, static_cast<unsigned>(rank), loc);
+#else
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(smem_address(b)),
+      "r"(rank)
+      : "memory");
 #endif
 }
 
@@ -162,7 +225,7 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
 // outside the tensor.  Its bytes count for the mbarrier.
 __device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, int x, int y, Mbarrier* b PTX_LOC) {
 #ifdef CUEMU
-  cuemu::tensor_copy(smem, map, {x, y, 0}, b, loc);
+  cuemu::tensor_copy(smem, map, {x, y, 0}, b, 1u << cuemu::cluster_rank(), loc);
 #else
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
@@ -174,12 +237,39 @@ __device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, 
 __device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, int x, int y, int z,
                                             Mbarrier* b PTX_LOC) {
 #ifdef CUEMU
-  cuemu::tensor_copy(smem, map, {x, y, z}, b, loc);
+  cuemu::tensor_copy(smem, map, {x, y, z}, b, 1u << cuemu::cluster_rank(), loc);
 #else
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
       "[%5];" ::"r"(smem_address(smem)),
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(smem_address(b))
+      : "memory");
+#endif
+}
+
+// The same to several blocks of the cluster, as bits: to where smem is in their shared memory, and for the mbarrier
+// that lies there.
+__device__ __forceinline__ void tensor_copy_to(uint16_t blocks, void* smem, const CUtensorMap& map, int x, int y,
+                                               Mbarrier* b PTX_LOC) {
+#ifdef CUEMU
+  cuemu::tensor_copy(smem, map, {x, y, 0}, b, blocks, loc);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%2, %3}], [%4], %5;" ::"r"(smem_address(smem)),
+      "l"(&map), "r"(x), "r"(y), "r"(smem_address(b)), "h"(blocks)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void tensor_copy_to(uint16_t blocks, void* smem, const CUtensorMap& map, int x, int y, int z,
+                                               Mbarrier* b PTX_LOC) {
+#ifdef CUEMU
+  cuemu::tensor_copy(smem, map, {x, y, z}, b, blocks, loc);
+#else
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%2, %3, %4}], [%5], %6;" ::"r"(smem_address(smem)),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(smem_address(b)), "h"(blocks)
       : "memory");
 #endif
 }

@@ -60,6 +60,58 @@ __global__ void copy_ring(float* out, const float* in) {
   out[threadIdx.x] = sum;
 }
 
+// The same by two blocks.  Of every four rows each copies two for itself, and of all four, two for both.
+template <ClusterBug kBug>
+__global__ void cluster_ring(float* out, const float* in) {
+  constexpr unsigned kConsumers = 96, kBytes = 768, kTwoRows = 256;
+  constexpr int kSteps = 4;
+  const CUtensorMap map = tensor_map<2>("cluster_ring", in, {64, 16}, {128}, {64, 2}, Swizzle::none);
+  auto* const smem = dynamic_smem<unsigned char>();  // two stages
+  auto* const full = reinterpret_cast<Mbarrier*>(smem + 2 * kBytes);
+  Mbarrier* const empty = full + 2;
+  const int rank = cluster_rank(), blocks = cluster_size(),
+            to = kBug == ClusterBug::copies_to_own     ? 1 << rank
+                 : kBug == ClusterBug::copies_to_three ? 7
+                                                       : 3;
+  constexpr bool kOwn = kBug == ClusterBug::awaits_own;  // no wait for the other block's consumers
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; i++) mbarrier_init(full + i, 1), mbarrier_init(empty + i, kOwn ? 96 : kConsumers * blocks);
+    fence_proxy_async();
+    if (kBug != ClusterBug::no_init_fence) fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (kBug == ClusterBug::arrives_twice) cluster_arrive();
+  if (kBug != ClusterBug::no_first_barrier) cluster_arrive(), cluster_wait();
+  if (kBug == ClusterBug::returns_early && rank == 1) return;
+  float sum = 0;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kSteps; i++) {
+      const int s = i % 2;
+      unsigned char* const stage = smem + s * kBytes;
+      mbarrier_wait(empty + s, (i / 2 + 1) % 2);
+      if (kBug == ClusterBug::expects_in_one && rank == 1)
+        mbarrier_arrive(full + s);
+      else
+        mbarrier_arrive_expect(full + s, kBytes);
+      tensor_copy(stage, map, 0, i * 4 + rank * 2, full + s);
+      tensor_copy_to(static_cast<uint16_t>(to), stage + kTwoRows * (1 + rank), map, 0, i * 4 + rank * 2, full + s);
+    }
+  } else if (threadIdx.x >= 32) {
+    for (int i = 0; i < kSteps; i++) {
+      const int s = i % 2;
+      mbarrier_wait(full + s, i / 2 % 2);
+      for (unsigned f = threadIdx.x - 32; f < kBytes / 4; f += kConsumers)
+        sum += reinterpret_cast<const float*>(smem + s * kBytes)[f];
+      for (int b = 0; b < blocks; b++)
+        if (b == rank || !(kOwn || kBug == ClusterBug::releases_own)) mbarrier_arrive_at(empty + s, b);
+    }
+  }
+  out[rank * kN + static_cast<int>(threadIdx.x)] = sum;
+  __syncwarp();
+  if (kBug != ClusterBug::no_last_barrier) cluster_arrive();
+  if (kBug != ClusterBug::no_last_barrier && kBug != ClusterBug::no_last_wait) cluster_wait();
+}
+
 // Its first thread copies, waits and adds up while no other is left.
 __global__ void copy_alone(float* out, const float* in) {
   const CUtensorMap map = tensor_map<2>("copy_alone", in, {64, 16}, {128}, {64, 1}, Swizzle::bytes_128);
@@ -224,6 +276,9 @@ __global__ void store_boxes(float* out, const float*) {
 #define INSTANTIATE(...) template void __VA_ARGS__(float*, const float*);
 #define X(bug) INSTANTIATE(copy_ring<CopyBug::bug>)
 EMU_COPY_BUGS(X)
+#undef X
+#define X(bug) INSTANTIATE(cluster_ring<ClusterBug::bug>)
+EMU_CLUSTER_BUGS(X)
 #undef X
 #define X(bug) INSTANTIATE(store_boxes<StoreBug::bug>)
 EMU_STORE_BUGS(X)

@@ -53,7 +53,15 @@ void every_other(float* out, const float* in);
   X(no_commit)            \
   X(no_last_wait)         \
   X(divergent) X(no_read_wait) X(waits_for_one) X(no_proxy_fence) X(no_barrier) X(reads_target) X(misaligned)
+#define EMU_CLUSTER_BUGS(X) \
+  X(none)                   \
+  X(no_first_barrier)       \
+  X(no_init_fence)          \
+  X(no_last_barrier)        \
+  X(no_last_wait)           \
+  X(arrives_twice) X(releases_own) X(awaits_own) X(copies_to_own) X(copies_to_three) X(expects_in_one) X(returns_early)
 #define X(bug) bug,
+enum class ClusterBug { EMU_CLUSTER_BUGS(X) };
 enum class StoreBug { EMU_STORE_BUGS(X) };
 enum class CopyBug { EMU_COPY_BUGS(X) };
 enum class ProductBug { EMU_PRODUCT_BUGS(X) };
@@ -63,6 +71,8 @@ enum class FreshBug { none, no_fence, adds, never_begun };
 template <CopyBug kBug>
 void copy_ring(float* out, const float* in);
 Kernel copy_alone;
+template <ClusterBug kBug>  // by clusters of two blocks
+void cluster_ring(float* out, const float* in);
 template <bool kMnMajorA, bool kMnMajorB, ProductBug kBug>
 void group_product(float* out, const float* in);
 template <LeftBug kBug>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <regex>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,7 +54,7 @@ struct Run {
 };
 
 Run run(Kernel* kernel, unsigned blocks = 1, unsigned threads = kN, const float* from = nullptr,
-        size_t smem = kN * sizeof(float)) {
+        size_t smem = kN * sizeof(float), unsigned cluster = 1) {
   std::vector<float> host(4 * kN);
   for (size_t i = 0; i < host.size(); i++) host[i] = static_cast<float>(i);
   Floats in(host.size()), out(8 * kN);
@@ -61,6 +62,8 @@ Run run(Kernel* kernel, unsigned blocks = 1, unsigned threads = kN, const float*
   EXPECT_EQ(cudaMemset(out.p + kZeros, 0, kN * sizeof(float)), cudaSuccess);
   cudaLaunchConfig_t c{};
   c.gridDim = blocks, c.blockDim = threads, c.dynamicSmemBytes = smem;
+  cudaLaunchAttribute of_cluster{cudaLaunchAttributeClusterDimension, {{cluster, 1, 1}}};
+  if (cluster > 1) c.attrs = &of_cluster, c.numAttrs = 1;
   Run r{cudaLaunchKernelEx(&c, kernel, out.p, from ? from : in.p), "", std::vector<float>(8 * kN)};
   if (!r.error) r.error = cudaDeviceSynchronize();
   if (r.error) r.report = cudaGetErrorString(r.error);
@@ -197,6 +200,76 @@ TEST(Emu, TensorCopiesAndProductsInEveryOrder) {
       for (int i = 0; i < kN; i++) ASSERT_EQ(r.out[i], 0) << "wrong results of thread " << i;
     }
   });
+}
+
+// ---- clusters
+Run run_pair(Kernel* kernel) {
+  const Arch nine(90);
+  return run(kernel, 2, kN, nullptr, 2048, 2);
+}
+
+TEST(Emu, ClustersInEveryOrder) {
+  in_all_orders([] {
+    const auto r = run_pair(cluster_ring<ClusterBug::none>);
+    ASSERT_EQ(r.error, cudaSuccess) << r.report;
+    for (int block = 0; block < 2; block++)
+      for (int c = 0; c < 96; c++) {
+        float sum = 0;
+        for (int step = 0; step < 4; step++)
+          for (int f = c; f < 192; f += 96) sum += static_cast<float>(step * 128 + (f < 64 ? block * 64 + f : f - 64));
+        ASSERT_EQ(r.out[block * kN + 32 + c], sum) << "thread " << c << " of block " << block;
+      }
+  });
+}
+
+TEST(Emu, WrongUseOfClustersShows) {
+  if (kAsan) GTEST_SKIP() << "AddressSanitizer ends the program at the first access to the target of a copy";
+  struct Bug {
+    Kernel* kernel;
+    const char *report, *of_checker;  // "": other values, or a report, in some order
+  };
+  const auto good = run_pair(cluster_ring<ClusterBug::none>);
+  for (const Bug& b : {
+           Bug{cluster_ring<ClusterBug::no_first_barrier>, "",
+               "not an initialised mbarrier|without a fence.mbarrier_init and a barrier"},
+           {cluster_ring<ClusterBug::no_init_fence>, nullptr, "without a fence.mbarrier_init and a barrier"},
+           {cluster_ring<ClusterBug::no_last_barrier>, "",
+            "which has returned|has returned without knowing that thread"},
+           {cluster_ring<ClusterBug::no_last_wait>, "ended without a wait for the barrier of the cluster", nullptr},
+           {cluster_ring<ClusterBug::arrives_twice>, "has not waited for the barrier before", nullptr},
+           {cluster_ring<ClusterBug::releases_own>, "96 more arrivals and 0 more bytes", nullptr},
+           {cluster_ring<ClusterBug::awaits_own>, "", "race: |before the copy was waited for"},
+           {cluster_ring<ClusterBug::copies_to_own>, "0 more arrivals and 256 more bytes", nullptr},
+           {cluster_ring<ClusterBug::copies_to_three>, "TMA: a copy to blocks 0007 of a cluster that has 2", nullptr},
+           {cluster_ring<ClusterBug::expects_in_one>, "for an mbarrier that expects ",
+            "for an mbarrier that expects |before the copy was waited for|uninitialised: read of "},
+           {cluster_ring<ClusterBug::returns_early>,
+            "TMA: the memory of block .1,0,0., which has returned|ended before its copies landed|0 more arrivals and "
+            "256 more bytes",
+            nullptr},
+       }) {
+    const char* const text = cuemu::kChecker && b.of_checker ? b.of_checker : b.report;
+    if (!text) continue;
+    int noticed = 0;
+    in_all_orders([&] {
+      const auto r = run_pair(b.kernel);
+      noticed += r.error != cudaSuccess || r.out != good.out;
+      EXPECT_TRUE(std::regex_search(r.report, std::regex(text))) << text << ": " << r.report;
+    });
+    EXPECT_GT(noticed, 0) << text;
+  }
+}
+
+// A grid is made of whole clusters, of at most eight blocks; earlier devices have none.
+TEST(Emu, ClustersThatNoDeviceHas) {
+  const auto launch = [](int arch, unsigned blocks, unsigned cluster, unsigned threads = kN) {
+    const Arch other(arch);
+    return run(reverse<true>, blocks, threads, nullptr, 512, cluster).error;
+  };
+  for (const auto& [arch, blocks, cluster] : {std::tuple{90, 3, 2}, {90, 16, 16}, {89, 2, 2}, {80, 2, 2}})
+    EXPECT_EQ(launch(arch, static_cast<unsigned>(blocks), static_cast<unsigned>(cluster)),
+              cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(90, 2, 2, 100), cudaErrorInvalidConfiguration);  // that have parts of warps are not emulated
 }
 
 // The 28 rows of 64 bf16 that store_boxes fills, as bits.

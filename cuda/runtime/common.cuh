@@ -44,7 +44,8 @@ PARE_OPS(X)
 // ---- host
 struct LaunchShape {
   dim3 grid, block;
-  size_t smem = 0;  // dynamic shared memory, bytes
+  size_t smem = 0;       // dynamic shared memory, bytes
+  unsigned cluster = 1;  // blocks of a cluster, neighbours in x; more only on compute capability 9.0
 };
 
 inline void check_cuda(cudaError_t e, const char* what) {

@@ -48,7 +48,9 @@ class Work {
 
   bool same_kernels(const Work& other) const {
     return std::equal(kernels_.begin(), kernels_.end(), other.kernels_.begin(), other.kernels_.end(),
-                      [](const Kernel& a, const Kernel& b) { return a.func == b.func; });
+                      [](const Kernel& a, const Kernel& b) {
+                        return a.func == b.func && a.shape.cluster == b.shape.cluster;  // which no node can change
+                      });
   }
   bool same_node(size_t i, Work& other) {
     const Kernel &a = kernels_[i], &b = other.kernels_[i];
@@ -58,6 +60,7 @@ class Work {
   }
 
   const char* op(size_t i) const { return kernels_[i].op; }
+  const LaunchShape& shape(size_t i) const { return kernels_[i].shape; }
   // f(parameters of node i), which are valid until f returns.
   template <class F>
   void with_node(size_t i, F f) {
@@ -90,9 +93,17 @@ class Work {
   std::vector<void*> pointers_;
 };
 
+cudaLaunchAttributeValue cluster_of(const LaunchShape& l) {
+  cudaLaunchAttributeValue v{};
+  v.clusterDim.x = l.cluster, v.clusterDim.y = v.clusterDim.z = 1;
+  return v;
+}
 void launch_now(const char* op, const void* kernel, const LaunchShape& l, void** args, Stream stream) {
   cudaLaunchConfig_t c{};
   c.gridDim = l.grid, c.blockDim = l.block, c.dynamicSmemBytes = l.smem;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension, cluster.val = cluster_of(l);
+  if (l.cluster > 1) c.attrs = &cluster, c.numAttrs = 1;
   c.stream = static_cast<cudaStream_t>(stream.handle);
   check_cuda(cudaLaunchKernelExC(&c, kernel, args), op);
 }
@@ -109,7 +120,7 @@ class Cache final : public Graphs {
     gathers_ = false;
     for (size_t i = 0; i < work_.size(); i++)
       work_.with_node(i, [&](const cudaKernelNodeParams& p) {
-        launch_now(work_.op(i), p.func, {p.gridDim, p.blockDim, p.sharedMemBytes}, p.kernelParams, stream);
+        launch_now(work_.op(i), p.func, work_.shape(i), p.kernelParams, stream);
       });
     work_.clear();
   }
@@ -163,6 +174,9 @@ class Cache final : public Graphs {
       work_.with_node(i, [&](const cudaKernelNodeParams& p) {
         cudaGraphNode_t node = nullptr;
         check_cuda(cudaGraphAddKernelNode(&node, g->graph, i ? &g->nodes.back() : nullptr, i ? 1 : 0, &p), work_.op(i));
+        const cudaLaunchAttributeValue cluster = cluster_of(work_.shape(i));
+        if (work_.shape(i).cluster > 1)
+          check_cuda(cudaGraphKernelNodeSetAttribute(node, cudaLaunchAttributeClusterDimension, &cluster), work_.op(i));
         g->nodes.push_back(node);
       });
     const cudaError_t e = cudaGraphInstantiate(&g->exec, g->graph, 0);

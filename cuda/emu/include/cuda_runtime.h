@@ -32,8 +32,8 @@
 #define CUEMU_ASAN 1
 #endif
 #endif
-// One block runs at a time, so shared variables are static.  thread_local puts them in a segment whose extent the
-// runtime can find; AddressSanitizer guards only plain statics, so its build does without.
+// One block runs at a time, so shared variables are static; kernels of clusters have none.  thread_local puts them in a
+// segment whose extent the runtime can find; AddressSanitizer guards only plain statics, so its build does without.
 #ifdef CUEMU_ASAN
 #define __shared__ static
 #else
@@ -90,8 +90,15 @@ enum cudaMemcpyKind {
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
+enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension = 4 };
+union cudaLaunchAttributeValue {
+  struct {
+    unsigned x, y, z;
+  } clusterDim;
+};
 struct cudaLaunchAttribute {
-  int id;
+  cudaLaunchAttributeID id;
+  cudaLaunchAttributeValue val;
 };
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -156,6 +163,7 @@ cudaError_t cudaGraphCreate(cudaGraph_t*, unsigned flags);
 cudaError_t cudaGraphDestroy(cudaGraph_t);
 cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t*, cudaGraph_t, const cudaGraphNode_t* after, size_t n_after,
                                    const cudaKernelNodeParams*);
+cudaError_t cudaGraphKernelNodeSetAttribute(cudaGraphNode_t, cudaLaunchAttributeID, const cudaLaunchAttributeValue*);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long long flags = 0);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
 cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t, cudaGraphNode_t, const cudaKernelNodeParams*);

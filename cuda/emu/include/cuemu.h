@@ -4,10 +4,10 @@
 // wrappers (ptx.cuh, ptx90.cuh) and the scheduler in src/.  Kernels never include it; tests do, for settings
 // and reports.
 //
-// Model: one block runs at a time, on the calling OS thread; its threads are fibers that run until they must wait
-// (barrier, warp collective) and are resumed in an order that is a setting.  So kernels that wait for another block
-// hang.  Launches and copies are queued on their stream and run as late as CUDA allows (stream.cpp): when the host
-// waits for them.  Launches from two OS threads at once are not supported.
+// Model: one block runs at a time, or the blocks of one cluster, on the calling OS thread; the threads are fibers that
+// run until they must wait (barrier, warp collective) and are resumed in an order that is a setting.  So kernels that
+// wait for a block of another cluster hang.  Launches and copies are queued on their stream and run as late as CUDA
+// allows (stream.cpp): when the host waits for them.  Launches from two OS threads at once are not supported.
 //
 // Device memory is ordinary memory: kernels accept host pointers, and the copies of the host API do so too.  What
 // cudaMalloc gives is filled with 0xFF (NaN in every float format), and out of the host's reach but while queued work
@@ -71,6 +71,7 @@ bool blocks_are_left();
 struct Grid {
   unsigned grid[3], block[3];
   size_t smem;
+  unsigned cluster;  // blocks, neighbours in x
 };
 using ThreadMain = void (*)(void* ctx);
 

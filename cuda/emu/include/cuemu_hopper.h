@@ -12,15 +12,28 @@ namespace cuemu {
 void mbarrier_init(uint64_t* barrier, unsigned count, Loc loc);
 void mbarrier_arrive(uint64_t* barrier, unsigned expected_bytes, Loc loc);
 void mbarrier_wait(uint64_t* barrier, unsigned parity, Loc loc);  // until a phase of this parity has ended
+// Lets other blocks of the cluster, and their copies, see the mbarriers that this thread has initialised.
+void mbarrier_init_fence();
 // Lets copies and products (the async proxy) see what was written to shared memory before.
 void proxy_fence();
+
+// ---- clusters
+// The blocks of a cluster live at once, each with a shared memory of its own.
+unsigned cluster_rank();  // of this block
+unsigned cluster_size();
+// Arrives at the mbarrier that lies in the shared memory of block `rank` where `barrier` is in that of this one.
+void mbarrier_arrive_at(uint64_t* barrier, unsigned rank, Loc loc);
+// The barrier of all threads of the cluster.  Stricter: also those that return arrive, and whoever arrives waits.
+void cluster_arrive(Loc loc);
+void cluster_wait(Loc loc);
 
 // ---- tensor copies
 // Copies the box of `map` that begins at these coordinates, the innermost first, to shared memory; zeros stand for what
 // lies outside the tensor.  Its bytes count for the barrier.  The target holds NaNs until the copy lands, which is when
-// no thread can go on (in random order, now and then earlier).
+// no thread can go on (in random order, now and then earlier).  `blocks` of the cluster, as bits, get it at the same
+// place of their shared memory, each at a time of its own, and its bytes count for the barrier that lies there.
 void prefetch_map(const CUtensorMap& map);
-void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, Loc loc);
+void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, unsigned blocks, Loc loc);
 
 // The other way.  The wait that covers the store reads shared memory, which must hold the box until then; the end of
 // the launch writes the target, which holds NaNs until then.

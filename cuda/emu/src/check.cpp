@@ -54,34 +54,40 @@ struct Release {
 
 int g_pause = 1;          // accesses count only while 0
 uint32_t g_launch_first;  // serial of the launch's first block
-// Thread u of the running block is at time g_own[u], which grows when it synchronises; g_base[u] is the time of u that
-// everyone has seen (at the last barrier of the block), seen(t, u) what t has seen since.  The copies that land with an
-// mbarrier count as one more thread, behind those of the block.
-constexpr unsigned kMbarriers = 32;
+// Thread u of the cluster is at time g_own[u], which grows when it synchronises; g_base[u] is the time of u that
+// everyone has seen (at the last barrier of a block that is alone), seen(t, u) what t has seen since.  The copies that
+// land with an mbarrier count as one more thread, behind those of the cluster.
+constexpr unsigned kMbarriers = 32;  // of a block
 std::vector<uint32_t> g_own, g_base, g_seen;
-unsigned clocks() { return g_block.n + kMbarriers; }
+unsigned most_mbarriers() { return kMbarriers * static_cast<unsigned>(g_cluster.blocks.size()); }
+unsigned clocks() { return g_cluster.n + most_mbarriers(); }
+unsigned me() { return g_thread->id; }
 uint32_t& seen(size_t t, unsigned u) { return g_seen[t * clocks() + u]; }
 struct Mbarrier {
   uint16_t copies;  // the thread that its copies count as
   uint16_t by;      // who initialised it, and when
   uint32_t at;
   std::vector<uint32_t> arrived, ended;  // what is known to those who arrive in this phase, and at the end of the last
+  std::vector<uint32_t> from_others;     // when threads of other blocks arrived last
+  bool fenced = false;                   // for other blocks of the cluster
 };
 std::map<const void*, Mbarrier> g_mbarriers;
-std::vector<uint32_t> g_proxy;  // up to when the async proxy sees what a thread has written
-bool g_partial;                 // a barrier of part of the block has been used: threads have seen those of other warps
+std::vector<uint32_t> g_proxy;           // up to when the async proxy sees what a thread has written
+std::vector<uint32_t> g_arrived, g_met;  // at the barrier of the cluster: what is known to those who arrive, to all
+bool g_partial;  // a barrier of part of the block has been used: threads have seen those of other warps
 enum class Fenced : uint8_t { no, yes };
 std::vector<Fenced> g_fenced;
 std::map<const void*, std::deque<Release>> g_released;  // by atomics on this address
 std::vector<std::vector<const Release*>> g_acquired;    // by each thread
 std::vector<const Release*> g_block_acquired;           // by the whole block, at a barrier
+size_t cells_for(size_t bytes) { return bytes / 2 + 1; }
 Segment g_static;
 std::vector<Cell> g_static_cells, g_dynamic_cells;
 
 bool ordered(const Slot& s) {
   if (s.block < g_launch_first) return true;
-  const unsigned t = g_block.cur->linear;
-  if (s.block == g_block.serial) return s.thread == t || s.clock <= g_base[s.thread] || s.clock <= seen(t, s.thread);
+  const unsigned t = me();
+  if (s.block == g_cluster.serial) return s.thread == t || s.clock <= g_base[s.thread] || s.clock <= seen(t, s.thread);
   auto covers = [&](const Release* r) {
     return r->block == s.block && s.thread < r->clock.size() && s.clock <= r->clock[s.thread];
   };
@@ -101,20 +107,24 @@ struct Access {
 
 [[noreturn]] void report(const Access& a, const char* kind, const std::string& what, const std::string& more) {
   g_pause++;
-  fail({}, "%s: %s\n    by thread %u at %s%s", kind, what.c_str(), g_block.cur->linear, place_name(a.place).c_str(),
+  fail({}, "%s: %s\n    by thread %u at %s%s", kind, what.c_str(), g_thread->linear, place_name(a.place).c_str(),
        more.c_str());
 }
-std::string thread_name(unsigned t) { return t < g_block.n ? "thread " + std::to_string(t) : "a tensor copy"; }
+std::string thread_name(unsigned t) {
+  if (t >= g_cluster.n) return "a tensor copy";
+  const Block& b = g_cluster.blocks[t / g_block->n];
+  return "thread " + std::to_string(t % g_block->n) + (&b == g_block ? "" : " of " + name_of(b));
+}
 [[noreturn]] void report_race(const Access& a, const char* kind, const Slot& s) {
   report(a, "race", std::string(kind) + " " + std::to_string(a.bytes) + " bytes at " + memory_name(a.p),
          "\n    and by " +
-             (s.block == g_block.serial ? thread_name(s.thread) + " of the block at "
-                                        : "thread " + std::to_string(s.thread) + " of another block at ") +
+             (s.block == g_cluster.serial ? thread_name(s.thread) + " of the block at "
+                                          : "thread " + std::to_string(s.thread) + " of another block at ") +
              place_name(s.place));
 }
 [[noreturn]] void report_proxy(const Access& a, const std::string& what, unsigned thread, const std::string& place) {
   report(a, "async proxy", what + " was written without a fence.proxy.async behind",
-         "\n    by thread " + std::to_string(thread) + place);
+         "\n    by " + thread_name(thread) + place);
 }
 [[noreturn]] void report_bounds(const Access& a) {
   std::string near = " (host memory?)";
@@ -130,7 +140,7 @@ std::string thread_name(unsigned t) { return t < g_block.n ? "thread " + std::to
            " of " + std::to_string(n);
   };
   for (const Alloc& m : g_allocs) consider("device memory", m.p, m.bytes);
-  if (g_block.smem) consider("dynamic shared memory", g_block.smem, g_block.smem_bytes);
+  if (g_block->smem) consider("dynamic shared memory", g_block->smem, g_block->smem_bytes);
   const char* in_static = a.p;
   if (in_static >= g_static.begin && in_static < g_static.begin + g_static.bytes) near = ", " + memory_name(a.p);
   char address[32];
@@ -140,6 +150,7 @@ std::string thread_name(unsigned t) { return t < g_block.n ? "thread " + std::to
 
 // The cells of static shared memory for an offset in it; null for what is not a shared variable.
 Cell* static_cells(const Access& a) {
+  if (g_cluster.blocks.size() > 1) report(a, "cluster", "shared variables are emulated for one block at a time", "");
   const size_t offset = static_cast<size_t>(a.p - g_static.begin);
   static const Symbol* last = nullptr;
   if (!last || offset < last->offset || offset >= last->offset + last->size) {
@@ -159,10 +170,9 @@ Cell* cells_of(const Access& a, bool* shared) {
   if (a.p >= g_fiber->stack && a.p < g_fiber->stack + g_fiber->size) return nullptr;
   if (a.p >= &__executable_start && a.p < &_end) return nullptr;
   *shared = true;
-  const Block& b = g_block;
-  if (a.p >= b.smem && a.p < b.smem + b.smem_bytes) {
-    if (end > b.smem + b.smem_bytes) report_bounds(a);
-    return &g_dynamic_cells[static_cast<size_t>(a.p - b.smem) / 2];
+  if (const Block* b = g_cluster.holder(a.p)) {
+    if (end > b->smem + b->smem_bytes) report_bounds(a);
+    return &g_dynamic_cells[b->rank * cells_for(b->smem_bytes) + static_cast<size_t>(a.p - b->smem) / 2];
   }
   if (a.p >= g_static.begin && a.p < g_static.begin + g_static.bytes) return static_cells(a);
   *shared = false;
@@ -178,7 +188,7 @@ Cell* cells_of(const Access& a, bool* shared) {
 
 void check_cell(Cell& x, const Access& a, const Slot& now) {
   if (x.pending)
-    report(a, x.pending <= g_block.n ? "cp.async" : "TMA",
+    report(a, x.pending <= g_cluster.n ? "cp.async" : "TMA",
            (a.write ? "write of " : "read of ") + memory_name(a.p) + " before the copy was waited for",
            "\n    copied by " + thread_name(x.pending - 1u));
   if (x.store == Store::target || (x.store == Store::source && a.write))
@@ -188,7 +198,7 @@ void check_cell(Cell& x, const Access& a, const Slot& now) {
     return s.block && (s.bytes & now.bytes) && !(s.atomic && a.atomic) && !ordered(s);
   };
   if (conflicts(x.write)) report_race(a, a.write ? "two writes of" : "a read and a write of", x.write);
-  if (a.async && x.write.block == g_block.serial && !x.write.async && x.write.clock > g_proxy[x.write.thread])
+  if (a.async && x.write.block == g_cluster.serial && !x.write.async && x.write.clock > g_proxy[x.write.thread])
     report_proxy(a, memory_name(a.p), x.write.thread, " at " + place_name(x.write.place));
   if ((!a.write || a.atomic) && !a.copy && (x.initialised & now.bytes) != now.bytes)
     report(a, "uninitialised", "read of " + memory_name(a.p), "");
@@ -210,12 +220,12 @@ uint32_t known(unsigned t, unsigned u) { return u == t ? g_own[u] : std::max(g_b
 
 // An atomic on device memory after a fence publishes what its thread has done or seen.
 void synchronise_by_atomic(const void* p) {
-  const unsigned t = g_block.cur->linear, n = g_block.n;
+  const unsigned t = me(), n = g_cluster.n;
   auto& releases = g_released[p];
   for (const Release& r : releases)
-    if (r.block != g_block.serial) g_acquired[t].push_back(&r);
+    if (r.block != g_cluster.serial) g_acquired[t].push_back(&r);
   if (g_fenced[t] == Fenced::no) return;
-  Release r{g_block.serial, std::vector<uint32_t>(n)};
+  Release r{g_cluster.serial, std::vector<uint32_t>(n)};
   for (unsigned u = 0; u < n; u++) r.clock[u] = known(t, u);
   releases.push_back(std::move(r));
   g_own[t]++;
@@ -225,21 +235,19 @@ void touch(const Access& a) {
   bool shared = false;
   Cell* c = cells_of(a, &shared);
   if (!c) return;
-  const unsigned t = g_block.cur->linear;
+  const unsigned t = me();
   if (!a.atomic && !a.async) profile::access(a.place, a.p, a.bytes, a.write, shared, t);
-  Slot now{g_block.serial, g_own[t], a.place, static_cast<uint16_t>(t), 0, a.atomic, a.async};
+  Slot now{g_cluster.serial, g_own[t], a.place, static_cast<uint16_t>(t), 0, a.atomic, a.async};
   size_t odd = reinterpret_cast<uintptr_t>(a.p) & 1;
   for (size_t left = a.bytes; left; c++) {
     const size_t here = std::min<size_t>(2 - odd, left);
     now.bytes = static_cast<uint8_t>(((1u << here) - 1) << odd);
     odd = 0, left -= here;
-    if (shared && c->block != g_block.serial) *c = Cell{}, c->block = g_block.serial;  // it starts afresh
+    if (shared && c->block != g_cluster.serial) *c = Cell{}, c->block = g_cluster.serial;  // it starts afresh
     check_cell(*c, a, now);
   }
   if (a.atomic && !shared) synchronise_by_atomic(a.p);
 }
-
-size_t cells_for(size_t bytes) { return bytes / 2 + 1; }
 
 }  // namespace
 
@@ -253,8 +261,8 @@ void launch_begin() {
     g_static = thread_local_segment();
     g_static_cells.resize(cells_for(g_static.bytes));
   }
-  const size_t n = g_block.n;
-  g_dynamic_cells.assign(cells_for(g_block.smem_bytes), Cell{});
+  const size_t n = g_cluster.n, blocks = g_cluster.blocks.size();
+  g_dynamic_cells.assign(blocks * cells_for(g_cluster.blocks[0].smem_bytes), Cell{});
   g_own.resize(clocks()), g_base.resize(clocks()), g_seen.resize(n * clocks()), g_proxy.resize(n);
   g_acquired.resize(n), g_fenced.resize(n);
   g_released.clear();
@@ -262,13 +270,14 @@ void launch_begin() {
   profile::launch_begin();
 }
 
-void block_begin() {
-  if (!g_launch_first) g_launch_first = g_block.serial;
+void cluster_begin() {
+  if (!g_launch_first) g_launch_first = g_cluster.serial;
   std::fill(g_own.begin(), g_own.end(), 1u);
   std::fill(g_base.begin(), g_base.end(), 0u);
   std::fill(g_seen.begin(), g_seen.end(), 0u);
   std::fill(g_proxy.begin(), g_proxy.end(), 0u);
   g_mbarriers.clear();
+  g_arrived.assign(clocks(), 0);
   for (auto& a : g_acquired) a.clear();
   g_block_acquired.clear();
   std::fill(g_fenced.begin(), g_fenced.end(), Fenced::no);
@@ -276,9 +285,22 @@ void block_begin() {
   g_pause = 0;
 }
 
-void block_end() {
+void cluster_end() {
   g_pause = 1;
-  meet(0, g_block.n - 1);
+  meet(0, g_cluster.n - 1);
+}
+// Its memory must not go while another block may still arrive at a barrier in it.
+void block_returned() {
+  for (const auto& [p, m] : g_mbarriers) {
+    if (!g_block->holds(p)) continue;
+    for (unsigned u = 0; u < g_cluster.n; u++) {
+      const uint32_t arrival = m.from_others[u];
+      const auto knows = [&](const Thread& t) { return known(t.id, u) >= arrival; };
+      if (std::none_of(g_block->threads.begin(), g_block->threads.end(), knows))
+        fail({}, "cluster: %s has returned without knowing that %s had arrived", name_of(*g_block).c_str(),
+             thread_name(u).c_str());
+    }
+  }
 }
 
 void meet(unsigned first, unsigned last) {
@@ -286,9 +308,14 @@ void meet(unsigned first, unsigned last) {
 }
 
 void sync_block() {
-  for (unsigned u = 0; u < g_block.n; u++) g_base[u] = g_own[u]++;
+  if (g_cluster.blocks.size() > 1) {  // (what its atomics in device memory have seen is not followed)
+    std::vector<uint16_t> who;
+    for (const Thread& t : g_block->threads) who.push_back(static_cast<uint16_t>(t.id));
+    return sync_threads(who.data(), g_block->n);
+  }
+  for (unsigned u = 0; u < g_cluster.n; u++) g_base[u] = g_own[u]++;
   for (const auto& [_, m] : g_mbarriers)
-    for (unsigned t = 0; t < g_block.n; t++) g_base[m.copies] = std::max(g_base[m.copies], seen(t, m.copies));
+    for (unsigned t = 0; t < g_cluster.n; t++) g_base[m.copies] = std::max(g_base[m.copies], seen(t, m.copies));
   for (auto& acquired : g_acquired) {
     g_block_acquired.insert(g_block_acquired.end(), acquired.begin(), acquired.end());
     acquired.clear();
@@ -318,7 +345,7 @@ void sync_threads(const uint16_t* who, unsigned n) {
 }
 
 void fence() {
-  if (g_block.cur) g_fenced[g_block.cur->linear] = Fenced::yes;
+  if (g_thread) g_fenced[me()] = Fenced::yes;
 }
 
 void access(const void* p, size_t bytes, bool write, bool atomic, const Loc& loc) {
@@ -359,28 +386,46 @@ void async_issue(const AsyncCopy& c) {
   touch({static_cast<const char*>(c.dst), c.bytes, true, false, place_of(c.loc)});
   if (c.src_bytes) touch({static_cast<const char*>(c.src), c.src_bytes, false, false, place_of(c.loc)});
   Cell* const cells = target_cells("cp.async", c.dst, c.bytes, c.loc);
-  for (unsigned i = 0; i < c.bytes / 2; i++) cells[i].pending = static_cast<uint16_t>(g_block.cur->linear + 1);
+  for (unsigned i = 0; i < c.bytes / 2; i++) cells[i].pending = static_cast<uint16_t>(me() + 1);
 }
 
 void async_done(const AsyncCopy& c) {
   const Unchecked pause;
   Cell* const cells = target_cells("cp.async", c.dst, c.bytes, c.loc);
-  for (unsigned i = 0; i < c.bytes / 2; i++) cells[i].pending = 0, cells[i].write.clock = g_own[g_block.cur->linear];
+  for (unsigned i = 0; i < c.bytes / 2; i++) cells[i].pending = 0, cells[i].write.clock = g_own[me()];
 }
 
 void mbarrier_init(const uint64_t* p) {
-  if (g_mbarriers.size() == kMbarriers && !g_mbarriers.contains(p)) fail({}, "more than %u mbarriers", kMbarriers);
-  const unsigned t = g_block.cur->linear;
-  const auto copies = static_cast<uint16_t>(g_block.n + g_mbarriers.size());
-  Mbarrier& m = g_mbarriers.try_emplace(p, Mbarrier{copies, 0, 0, {}, {}}).first->second;
-  m.by = static_cast<uint16_t>(t), m.at = g_own[t];
-  m.arrived.assign(clocks(), 0), m.ended.assign(clocks(), 0);
+  if (g_mbarriers.size() == most_mbarriers() && !g_mbarriers.contains(p))
+    fail({}, "more than %u mbarriers", most_mbarriers());
+  const unsigned t = me();
+  const auto copies = static_cast<uint16_t>(g_cluster.n + g_mbarriers.size());
+  Mbarrier& m = g_mbarriers.try_emplace(p, Mbarrier{copies, 0, 0, {}, {}, {}}).first->second;
+  m.by = static_cast<uint16_t>(t), m.at = g_own[t], m.fenced = false;
+  m.arrived.assign(clocks(), 0), m.ended.assign(clocks(), 0), m.from_others.assign(g_cluster.n, 0);
 }
 void mbarrier_arrive(const uint64_t* p) {
   Mbarrier& m = g_mbarriers.at(p);
-  const unsigned t = g_block.cur->linear;
+  const unsigned t = me();
   for (unsigned u = 0; u < clocks(); u++) m.arrived[u] = std::max(m.arrived[u], known(t, u));
+  if (!g_block->holds(p)) m.from_others[t] = g_own[t];
   g_own[t]++;
+}
+void mbarrier_init_fence() {
+  for (auto& [_, m] : g_mbarriers) m.fenced |= m.by == me();
+}
+// From another block: it must be known to be initialised.
+static void expect_reachable(const uint64_t* p, const Access& a) {
+  const auto m = g_mbarriers.find(p);
+  if (g_block->holds(p) || m == g_mbarriers.end()) return;
+  if (!m->second.fenced || known(me(), m->second.by) < m->second.at)
+    report(a, "cluster",
+           "the mbarrier was initialised without a fence.mbarrier_init and a barrier of the cluster behind",
+           "\n    by " + thread_name(m->second.by));
+}
+void mbarrier_reached(const uint64_t* p, const Loc& loc) {
+  const Unchecked pause;
+  expect_reachable(p, {reinterpret_cast<const char*>(p), 8, true, true, place_of(loc)});
 }
 void mbarrier_phase(const uint64_t* p) {
   Mbarrier& m = g_mbarriers.at(p);
@@ -389,15 +434,27 @@ void mbarrier_phase(const uint64_t* p) {
 }
 void mbarrier_passed(const uint64_t* p) {
   const Mbarrier& m = g_mbarriers.at(p);
-  for (unsigned u = 0; u < clocks(); u++)
-    seen(g_block.cur->linear, u) = std::max(seen(g_block.cur->linear, u), m.ended[u]);
+  for (unsigned u = 0; u < clocks(); u++) seen(me(), u) = std::max(seen(me(), u), m.ended[u]);
   g_partial = true;
 }
 
 void proxy_fence() {
-  const unsigned t = g_block.cur->linear;
-  for (unsigned u = 0; u < g_block.n; u++) g_proxy[u] = std::max(g_proxy[u], known(t, u));
+  const unsigned t = me();
+  for (unsigned u = 0; u < g_cluster.n; u++) g_proxy[u] = std::max(g_proxy[u], known(t, u));
   g_own[t]++;
+}
+void cluster_arrive() {
+  const unsigned t = me();
+  for (unsigned u = 0; u < clocks(); u++) g_arrived[u] = std::max(g_arrived[u], known(t, u));
+  g_own[t]++;
+}
+void cluster_met() {
+  g_met = g_arrived;
+  std::fill(g_arrived.begin(), g_arrived.end(), 0u);
+}
+void cluster_passed() {
+  for (unsigned u = 0; u < clocks(); u++) seen(me(), u) = std::max(seen(me(), u), g_met[u]);
+  g_partial = true;
 }
 void async_access(const void* p, size_t bytes, bool write, const Loc& loc) {
   const Unchecked pause;
@@ -406,6 +463,7 @@ void async_access(const void* p, size_t bytes, bool write, const Loc& loc) {
 void tensor_issue(const TensorCopy& c, size_t bytes) {
   const Mbarrier& m = g_mbarriers.at(c.barrier);
   const Access barrier{reinterpret_cast<const char*>(c.barrier), 8, true, true, place_of(c.loc), false, true};
+  expect_reachable(c.barrier, barrier);
   if (m.at > g_proxy[m.by]) report_proxy(barrier, "the mbarrier", m.by, "");
   async_access(c.smem, bytes, true, c.loc);
   Cell* const cells = target_cells("TMA", c.smem, bytes, c.loc);
@@ -413,7 +471,7 @@ void tensor_issue(const TensorCopy& c, size_t bytes) {
 }
 void tensor_done(const TensorCopy& c, size_t bytes) {
   Mbarrier& m = g_mbarriers.at(c.barrier);
-  const Slot landed{g_block.serial, g_own[m.copies], place_of(c.loc), m.copies, 3, false, true};
+  const Slot landed{g_cluster.serial, g_own[m.copies], place_of(c.loc), m.copies, 3, false, true};
   Cell* const cells = target_cells("TMA", c.smem, bytes, c.loc);
   for (size_t i = 0; i < bytes / 2; i++) cells[i].pending = 0, cells[i].write = landed;
   m.arrived[m.copies] = g_own[m.copies]++;

@@ -7,9 +7,10 @@ namespace cuemu::check {
 #ifdef CUEMU_CHECK
 
 void launch_begin();
-void block_begin();
-void block_end();
-void meet(unsigned first, unsigned last);  // these threads of the block are at the same point
+void cluster_begin();
+void cluster_end();
+void block_returned();                     // that of the running thread
+void meet(unsigned first, unsigned last);  // these threads of the cluster are at the same point
 // A barrier of the whole block, or of some of its threads.
 void sync_block();
 void sync_threads(const uint16_t* who, unsigned n);
@@ -21,9 +22,15 @@ void async_done(const AsyncCopy&);
 // mbarriers: by the running thread, but for the end of a phase.
 void mbarrier_init(const uint64_t*);
 void mbarrier_arrive(const uint64_t*);
+void mbarrier_reached(const uint64_t*, const Loc&);  // to arrive: is it known to be initialised?
+void mbarrier_init_fence();
 void mbarrier_phase(const uint64_t*);
 void mbarrier_passed(const uint64_t*);
 void proxy_fence();
+// The barrier of the cluster: all have arrived; a thread goes on.
+void cluster_arrive();
+void cluster_met();
+void cluster_passed();
 void async_access(const void* p, size_t bytes, bool write, const Loc&);  // by a copy or product of the running thread
 void tensor_issue(const TensorCopy&, size_t bytes);
 void tensor_done(const TensorCopy&, size_t bytes);
@@ -44,8 +51,9 @@ struct Unchecked {
 #else
 
 inline void launch_begin() {}
-inline void block_begin() {}
-inline void block_end() {}
+inline void cluster_begin() {}
+inline void cluster_end() {}
+inline void block_returned() {}
 inline void meet(unsigned, unsigned) {}
 inline void sync_block() {}
 inline void sync_threads(const uint16_t*, unsigned) {}
@@ -56,9 +64,14 @@ inline void async_issue(const AsyncCopy&) {}
 inline void async_done(const AsyncCopy&) {}
 inline void mbarrier_init(const uint64_t*) {}
 inline void mbarrier_arrive(const uint64_t*) {}
+inline void mbarrier_reached(const uint64_t*, const Loc&) {}
+inline void mbarrier_init_fence() {}
 inline void mbarrier_phase(const uint64_t*) {}
 inline void mbarrier_passed(const uint64_t*) {}
 inline void proxy_fence() {}
+inline void cluster_arrive() {}
+inline void cluster_met() {}
+inline void cluster_passed() {}
 inline void async_access(const void*, size_t, bool, const Loc&) {}
 inline void tensor_issue(const TensorCopy&, size_t) {}
 inline void tensor_done(const TensorCopy&, size_t) {}

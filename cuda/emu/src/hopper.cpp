@@ -63,7 +63,7 @@ void store(uint64_t* barrier, Mbarrier m) {
   if (m.arrived == m.count && m.bytes == 0) {
     m.arrived = 0, m.phase = !m.phase;
     check::mbarrier_phase(barrier);
-    for (Thread& t : g_block.threads)
+    for (Thread& t : g_cluster.holder(barrier)->threads)
       if (t.state == State::at_mbarrier && t.mbarrier == barrier) make_ready(&t);
   }
   std::memcpy(barrier, &m, sizeof m);
@@ -71,15 +71,13 @@ void store(uint64_t* barrier, Mbarrier m) {
 
 // ---- tensor copies
 
-std::vector<TensorCopy> g_copies;       // in flight
-std::vector<CUtensorMap> g_prefetched;  // by the block
+std::vector<TensorCopy> g_copies;  // in flight
 
 // The stores of a thread that have not read shared memory, and the number of them at the end of each group.
 struct Stores {
   std::vector<TensorCopy> stores;
   std::vector<size_t> groups;
 };
-std::map<unsigned, Stores> g_stores;  // by thread of the block
 struct Sent {
   TensorCopy store;
   std::vector<char> box;
@@ -91,7 +89,7 @@ size_t box_bytes(const CUtensorMap& m) { return size_t{m.box[0]} * m.box[1] * m.
 // Fails unless the box lies in shared memory and begins where one may.
 void expect_box(const TensorCopy& c, const char* what) {
   const size_t bytes = box_bytes(c.map);
-  if (c.smem < g_block.smem || c.smem + bytes > g_block.smem + g_block.smem_bytes)
+  if (!c.block->holds(c.smem) || c.smem + bytes > c.block->smem + c.block->smem_bytes)
     fail(c.loc, "TMA: the %s of %zu bytes is not in dynamic shared memory", what, bytes);
   check_aligned(c.smem, 8 * c.map.span, "TMA, shared memory of a copy", c.loc);
   if (c.at[0] % 8)
@@ -146,10 +144,18 @@ struct Warp {
   size_t issued = 0;
   bool fenced = false;  // since the warp last got registers
 };
-Warp g_warps[32];
-std::vector<std::pair<uint64_t, uint64_t>> g_operands[8];  // of the products of each warpgroup
+struct BlockState {
+  Warp warps[32];
+  std::vector<std::pair<uint64_t, uint64_t>> operands[8];  // of the products of each warpgroup
+  std::vector<CUtensorMap> prefetched;
+  std::map<unsigned, Stores> stores;  // by thread
+};
+BlockState g_states[kMostBlocks];
 
-unsigned warp_id() { return g_block.cur->linear / kWarp; }
+unsigned warp_id() { return g_thread->linear / kWarp; }
+BlockState& state() { return g_states[g_block->rank]; }
+Warp& warp() { return state().warps[warp_id()]; }
+Stores& stores() { return state().stores[g_thread->linear]; }
 
 // Register i of a lane holds this element of the warp's 16 rows.
 float& element(std::vector<float>& value, int columns, unsigned lane, int i) {
@@ -193,8 +199,8 @@ void for_chunks(const Matrix& m, unsigned first, unsigned rows, F f) {
 void note_operands(const Product& p, bool left_in_registers) {
   const auto note = [&](const Matrix& m, unsigned first, unsigned rows) {
     for_chunks(m, first, rows, [&](unsigned, unsigned, size_t at) {
-      if (at + 16 > g_block.smem_bytes) fail(p.loc, "wgmma: byte %zu is behind dynamic shared memory", at);
-      check::async_access(g_block.smem + at, 16, false, p.loc);
+      if (at + 16 > g_block->smem_bytes) fail(p.loc, "wgmma: byte %zu is behind dynamic shared memory", at);
+      check::async_access(g_block->smem + at, 16, false, p.loc);
     });
   };
   if (!left_in_registers) note({p.a, p.mn_major_a, p.loc}, warp_id() % 4 * 16, 16);
@@ -205,7 +211,7 @@ void multiply(const Product& p, std::vector<float>& sum) {
   const auto read = [&](const Matrix& m, unsigned first, unsigned rows, uint16_t(*to)[16]) {
     for_chunks(m, first, rows, [&](unsigned r, unsigned k, size_t at) {
       uint16_t x[8];
-      std::memcpy(x, g_block.smem + at, 16);
+      std::memcpy(x, g_block->smem + at, 16);
       for (unsigned e = 0; e < 8; e++) (m.mn_major ? to[r + e][k] : to[r][k + e]) = x[e];
     });
   };
@@ -238,8 +244,8 @@ struct WgmmaArg {
 void issue(void** args, uint32_t) {
   const auto lane = [&](unsigned l) { return static_cast<WgmmaArg*>(args[l]); };
   const Product& p = lane(0)->product;
-  Warp& w = g_warps[warp_id()];
-  auto& operands = g_operands[warp_id() / 4];
+  Warp& w = warp();
+  auto& operands = state().operands[warp_id() / 4];
   for (unsigned l = 1; l < kWarp; l++)
     if (lane(l)->product.a != p.a || lane(l)->product.b != p.b)
       fail(p.loc, "wgmma: lane %u names other matrices than lane 0", l);
@@ -274,12 +280,12 @@ void issue(void** args, uint32_t) {
 void issue_product(WgmmaArg x) {
   const Loc& loc = x.product.loc;
   expect_arch("wgmma", loc);
-  if (g_block.n < (warp_id() / 4 + 1) * 4 * kWarp) fail(loc, "wgmma: the warpgroup has less than four warps");
+  if (g_block->n < (warp_id() / 4 + 1) * 4 * kWarp) fail(loc, "wgmma: the warpgroup has less than four warps");
   if (lane_id() == 0) note_operands(x.product, x.a != nullptr);
   warp_collective(~0u, issue, &x, "wgmma.mma_async", loc);
 }
 void complete(void** args, uint32_t) {
-  Warp& w = g_warps[warp_id()];
+  Warp& w = warp();
   const unsigned left = *static_cast<unsigned*>(args[0]);
   w.fenced = false;
   if (w.groups.size() <= left) return;
@@ -299,7 +305,7 @@ void complete(void** args, uint32_t) {
   w.products.erase(w.products.begin(), w.products.begin() + static_cast<ptrdiff_t>(n));
   w.groups.erase(w.groups.begin(), w.groups.begin() + static_cast<ptrdiff_t>(k));
   for (size_t& g : w.groups) g -= n;
-  check::products_done(warp_id());
+  check::products_done(g_thread->id / kWarp);
 }
 
 }  // namespace
@@ -314,20 +320,36 @@ void mbarrier_init(uint64_t* barrier, unsigned count, Loc loc) {
   std::memcpy(barrier, &m, sizeof m);
 }
 
+// What lies in the shared memory of block `rank` of the cluster where p is in that of this one.
+template <class T>
+static T* in_block(T* p, unsigned rank, const char* what, Loc loc) {
+  const Block& to = g_cluster.blocks[rank];
+  if (to.has_returned()) fail(loc, "%s: the memory of %s, which has returned", what, name_of(to).c_str());
+  return reinterpret_cast<T*>(to.smem + shared_address(p));
+}
+
+unsigned cluster_rank() { return g_block->rank; }
+unsigned cluster_size() { return static_cast<unsigned>(g_cluster.blocks.size()); }
+
+void mbarrier_arrive_at(uint64_t* barrier, unsigned rank, Loc loc) {
+  if (rank >= cluster_size()) fail(loc, "mbarrier.arrive: block %u of a cluster that has %u", rank, cluster_size());
+  mbarrier_arrive(in_block(barrier, rank, "mbarrier.arrive", loc), 0, loc);
+}
 void mbarrier_arrive(uint64_t* barrier, unsigned expected_bytes, Loc loc) {
+  check::mbarrier_reached(barrier, loc);
   note_access(barrier, 8, true, true, loc);
   Mbarrier m = load(barrier, "mbarrier.arrive", loc);
   if (m.arrived == m.count)
     fail(loc, "mbarrier.arrive: more than the %u arrivals of a phase", static_cast<unsigned>(m.count));
-  if (m.bytes + expected_bytes >= 1 << 20) fail(loc, "mbarrier.arrive: a phase expects less than 2^20 bytes");
-  m.bytes += expected_bytes, m.arrived++;
+  if (m.bytes + int64_t{expected_bytes} >= 1 << 20) fail(loc, "mbarrier.arrive: a phase expects less than 2^20 bytes");
+  m.bytes += int64_t{expected_bytes}, m.arrived++;
   check::mbarrier_arrive(barrier);
   store(barrier, m);
 }
 
 void mbarrier_wait(uint64_t* barrier, unsigned parity, Loc loc) {
   note_access(barrier, 8, false, true, loc);
-  Thread* me = g_block.cur;
+  Thread* me = g_thread;
   while (load(barrier, "mbarrier.try_wait", loc).phase == parity) {
     me->what = "mbarrier.try_wait", me->loc = loc, me->mask = parity, me->mbarrier = barrier;
     me->state = State::at_mbarrier;
@@ -336,42 +358,86 @@ void mbarrier_wait(uint64_t* barrier, unsigned parity, Loc loc) {
   check::mbarrier_passed(barrier);
 }
 
-std::string mbarrier_state(const uint64_t* barrier) {
-  const Mbarrier m = load(barrier, "mbarrier", {});
-  return ", for the mbarrier at byte " + std::to_string(shared_address(barrier)) + ": " +
-         std::to_string(m.count - m.arrived) + " more arrivals and " + std::to_string(m.bytes) + " more bytes";
+std::string mbarrier_state(const Thread& t) {
+  const Mbarrier m = load(t.mbarrier, "mbarrier", {});
+  const auto byte = reinterpret_cast<const char*>(t.mbarrier) - t.block->smem;
+  return ", for the mbarrier at byte " + std::to_string(byte) + ": " + std::to_string(m.count - m.arrived) +
+         " more arrivals and " +
+         (m.bytes < 0 ? std::to_string(-m.bytes) + " bytes that it did not expect"
+                      : std::to_string(m.bytes) + " more bytes");
 }
 
 void proxy_fence() { check::proxy_fence(); }
+void mbarrier_init_fence() { check::mbarrier_init_fence(); }
+
+void cluster_arrive(Loc loc) {
+  expect_arch("barrier.cluster", loc);
+  Cluster& c = g_cluster;
+  if (g_thread->arrived) fail(loc, "barrier.cluster.arrive: the thread has not waited for the barrier before");
+  g_thread->arrived = true, g_thread->cluster_turn = c.turn;
+  check::cluster_arrive();
+  if (++c.arrived < c.n) return;
+  c.arrived = 0, c.turn++;
+  check::cluster_met();
+  for (Block& b : c.blocks)
+    for (Thread& t : b.threads)
+      if (t.state == State::at_cluster) make_ready(&t);
+}
+void cluster_wait(Loc loc) {
+  Thread* const me = g_thread;
+  if (!me->arrived) fail(loc, "barrier.cluster.wait: the thread has not arrived");
+  while (g_cluster.turn == me->cluster_turn) {
+    me->what = "barrier.cluster.wait", me->loc = loc, me->mask = 0;
+    me->state = State::at_cluster;
+    suspend();
+  }
+  me->arrived = false;
+  check::cluster_passed();
+}
 
 void prefetch_map(const CUtensorMap& map) {
   if (map.rank < 2 || map.rank > 3) fail({}, "prefetch.tensormap: not a tensor map");
-  g_prefetched.push_back(map);  // (a parameter of the kernel: each thread has a copy)
+  state().prefetched.push_back(map);  // (a parameter of the kernel: each thread has a copy)
 }
 
-void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, Loc loc) {
+void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, unsigned blocks, Loc loc) {
   expect_arch("TMA", loc);
-  load(barrier, "TMA", loc);
-  const TensorCopy c{static_cast<char*>(smem), map, {at[0], at[1], at[2]}, barrier, loc};
+  if (blocks == 0 || blocks >> cluster_size())
+    fail(loc, "TMA: a copy to blocks %04x of a cluster that has %u", blocks, cluster_size());
   const size_t bytes = box_bytes(map);
-  expect_box(c, "target");
-  for_rows(c, [&](size_t, size_t, const char* from, size_t valid) {
-    if (valid) check::async_access(from, valid, false, loc);
-  });
-  check::tensor_issue(c, bytes);
-  std::memset(smem, 0xff, bytes);
+  for (unsigned rank = 0; rank < cluster_size(); rank++) {
+    if (!(blocks >> rank & 1)) continue;
+    const TensorCopy c{in_block(static_cast<char*>(smem), rank, "TMA", loc),
+                       map,
+                       {at[0], at[1], at[2]},
+                       in_block(barrier, rank, "TMA", loc),
+                       &g_cluster.blocks[rank],
+                       rank != g_block->rank,
+                       loc};
+    load(c.barrier, "TMA", loc);
+    expect_box(c, "target");
+    for_rows(c, [&](size_t, size_t, const char* from, size_t valid) {
+      if (valid) check::async_access(from, valid, false, loc);
+    });
+    check::tensor_issue(c, bytes);
+    std::memset(c.smem, 0xff, bytes);
 #ifdef CUEMU_ASAN
-  __asan_poison_memory_region(smem, bytes);
+    __asan_poison_memory_region(c.smem, bytes);
 #endif
-  g_copies.push_back(c);
+    g_copies.push_back(c);
+  }
   g_calls.tensor_copies++;
-  g_calls.cold_copies += std::find(g_prefetched.begin(), g_prefetched.end(), map) == g_prefetched.end();
+  const auto& warm = state().prefetched;
+  g_calls.cold_copies += std::find(warm.begin(), warm.end(), map) == warm.end();
 }
 
 bool copies_in_flight() { return !g_copies.empty(); }
+bool copies_in_flight(const Block& to) {
+  return std::any_of(g_copies.begin(), g_copies.end(), [&](const TensorCopy& c) { return c.block == &to; });
+}
 
 void land_copy() {
-  const size_t i = g_block.order == Order::random ? draw() % g_copies.size() : 0;
+  const size_t i = g_cluster.order == Order::random ? draw() % g_copies.size() : 0;
   const TensorCopy c = g_copies[i];
   g_copies.erase(g_copies.begin() + static_cast<ptrdiff_t>(i));
   const check::Unchecked pause;
@@ -380,15 +446,15 @@ void land_copy() {
   __asan_unpoison_memory_region(c.smem, bytes);
 #endif
   Mbarrier m = load(c.barrier, "TMA", c.loc);
-  if (m.bytes < static_cast<int64_t>(bytes))
+  if (m.bytes < static_cast<int64_t>(bytes) && !c.from_other)  // its block cannot know whether the other expects it yet
     fail(c.loc, "TMA: a copy of %zu bytes for an mbarrier that expects %d more", bytes, static_cast<int>(m.bytes));
   check::tensor_done(c, bytes);
-  const auto target = static_cast<size_t>(c.smem - g_block.smem);
+  const auto target = static_cast<size_t>(c.smem - c.block->smem);
   for_rows(c, [&](size_t row, size_t before, const char* from, size_t valid) {
     char line[512] = {};
     if (valid) std::memcpy(line + before, from, valid);
     for (unsigned b = 0; b < c.map.box[0] * 2; b += 16)
-      std::memcpy(g_block.smem + swizzled(target + row + b, c.map.span), line + b, 16);
+      std::memcpy(c.block->smem + swizzled(target + row + b, c.map.span), line + b, 16);
   });
   m.bytes -= static_cast<int64_t>(bytes);
   store(c.barrier, m);
@@ -396,30 +462,32 @@ void land_copy() {
 
 void tensor_store(const CUtensorMap& map, const int (&at)[3], const void* smem, Loc loc) {
   expect_arch("TMA", loc);
-  const TensorCopy c{static_cast<char*>(const_cast<void*>(smem)), map, {at[0], at[1], at[2]}, nullptr, loc};
+  char* const from = static_cast<char*>(const_cast<void*>(smem));
+  const TensorCopy c{from, map, {at[0], at[1], at[2]}, nullptr, g_block, false, loc};
   expect_box(c, "source");
   check::store_reads(c, box_bytes(map), false);
   for_rows(c, [&](size_t, size_t, const char* to, size_t bytes) {
     if (bytes) check::store_writes(c, to, bytes, false), std::memset(const_cast<char*>(to), 0xff, bytes);
   });
-  g_stores[g_block.cur->linear].stores.push_back(c);
+  stores().stores.push_back(c);
 }
 
 void store_commit() {
-  Stores& s = g_stores[g_block.cur->linear];
+  Stores& s = stores();
   s.groups.push_back(s.stores.size());
 }
 
 void store_wait_read(unsigned left) {
-  Stores& s = g_stores[g_block.cur->linear];
+  Stores& s = stores();
   if (s.groups.size() <= left) return;
   const size_t k = s.groups.size() - left, n = s.groups[k - 1];
   for (size_t i = 0; i < n; i++) {
     const TensorCopy& c = s.stores[i];
     std::vector<char> box(box_bytes(c.map));
     check::store_reads(c, box.size(), true);
-    const auto from = static_cast<size_t>(c.smem - g_block.smem);
-    for (size_t b = 0; b < box.size(); b += 16) std::memcpy(&box[b], g_block.smem + swizzled(from + b, c.map.span), 16);
+    const auto from = static_cast<size_t>(c.smem - g_block->smem);
+    for (size_t b = 0; b < box.size(); b += 16)
+      std::memcpy(&box[b], g_block->smem + swizzled(from + b, c.map.span), 16);
     g_sent.push_back({c, std::move(box)});
   }
   s.stores.erase(s.stores.begin(), s.stores.begin() + static_cast<ptrdiff_t>(n));
@@ -456,7 +524,7 @@ void stmatrix(void* row, const uint32_t (&r)[4], Loc loc) {
   warp_collective(~0u, stmatrix_run, &a, "stmatrix", loc);
 }
 
-uint64_t shared_address(const void* p) { return static_cast<uint64_t>(static_cast<const char*>(p) - g_block.smem); }
+uint64_t shared_address(const void* p) { return static_cast<uint64_t>(static_cast<const char*>(p) - g_block->smem); }
 
 void wgmma(float* d, int columns, uint64_t a, uint64_t b, bool mn_major_a, bool mn_major_b, bool adds, Loc loc) {
   issue_product({d, nullptr, {a, b, columns, mn_major_a, mn_major_b, adds, d, loc, {}}});
@@ -467,31 +535,36 @@ void wgmma(float* d, int columns, const uint32_t* a, uint64_t b, bool mn_major_b
 
 // These are executed by warps: the first lane counts.
 void wgmma_fence() {
-  if (lane_id() == 0) g_warps[warp_id()].fenced = true;
+  if (lane_id() == 0) warp().fenced = true;
 }
 void wgmma_commit() {
-  Warp& w = g_warps[warp_id()];
+  Warp& w = warp();
   if (lane_id() == 0) w.groups.push_back(w.products.size());
 }
 void wgmma_wait(unsigned left, Loc loc) {
-  const Warp& w = g_warps[warp_id()];
+  const Warp& w = warp();
   if (lane_id() == 0 && w.groups.size() > left)  // the operands may have been read as late as now
     for (size_t i = 0; i < w.groups[w.groups.size() - 1 - left]; i++)
       note_operands(w.products[i], w.products[i].left.has_value());
   warp_collective(~0u, complete, &left, "wgmma.wait_group", loc);
 }
 
-void hopper_block_begin() {
-  g_copies.clear(), g_prefetched.clear(), g_stores.clear();
-  for (Warp& w : g_warps) w = Warp{};
-  for (auto& o : g_operands) o.clear();
+void hopper_cluster_begin() {
+  g_copies.clear();
+  for (unsigned rank = 0; rank < cluster_size(); rank++) g_states[rank] = BlockState{};
 }
 
 void expect_nothing_in_flight(const Thread& t) {
-  if (const auto s = g_stores.find(t.linear); s != g_stores.end() && !s->second.stores.empty())
+  const BlockState& state = g_states[t.block->rank];
+  if (const auto s = state.stores.find(t.linear); s != state.stores.end() && !s->second.stores.empty())
     fail(s->second.stores[0].loc, "thread ended with a tensor store that may yet have to read shared memory");
-  const auto& products = g_warps[t.linear / kWarp].products;
+  const auto& products = state.warps[t.linear / kWarp].products;
   if (!products.empty()) fail(products[0].loc, "thread ended with wgmma products that it never waited for");
+  if (t.arrived) fail({}, "thread ended without a wait for the barrier of the cluster at which it arrived");
+  if (!t.block->has_returned()) return;
+  check::block_returned();
+  if (copies_in_flight(*t.block))
+    fail({}, "TMA: %s ended before its copies landed: nobody waited for them", name_of(*t.block).c_str());
 }
 
 }  // namespace cuemu

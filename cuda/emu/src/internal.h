@@ -29,8 +29,8 @@ void reset_fibers();              // after a failure: abandons all fibers where 
 void fiber_started();             // the first call of fiber_main()
 void fiber_main();                // what fibers run (scheduler.cpp)
 
-// ---- the running block (scheduler.cpp)
-enum class State : uint8_t { unstarted, ready, running, at_barrier, at_warp_op, at_mbarrier, done };
+// ---- the running blocks (scheduler.cpp)
+enum class State : uint8_t { unstarted, ready, running, at_barrier, at_warp_op, at_mbarrier, at_cluster, done };
 
 struct AsyncCopy {
   void* dst;
@@ -41,7 +41,9 @@ struct AsyncCopy {
 
 struct Thread {
   uint3 tid;
-  unsigned linear;
+  unsigned linear;  // in its block
+  unsigned id;      // in the cluster
+  struct Block* block;
   State state;
   Fiber* fiber;
   // The event that it waits for.
@@ -52,6 +54,8 @@ struct Thread {
   void* arg;
   int barrier;
   const uint64_t* mbarrier;
+  bool arrived;           // at the barrier of the cluster, and has not waited for it
+  uint32_t cluster_turn;  // how often that barrier had been passed then
   // cp.async: copies in flight, and the number of them at the end of each committed group.
   std::vector<AsyncCopy> copies;
   std::vector<size_t> groups;
@@ -65,21 +69,39 @@ struct Barrier {
 };
 
 struct Block {
+  uint3 index;
+  unsigned rank;  // in the cluster
   std::vector<Thread> threads;
-  uint16_t ready[1024];  // a stack: the next thread to run is on top
-  unsigned n_ready = 0;
   uint32_t at_op[32], returned[32];  // per warp: lanes at a collective, lanes that have returned
   Barrier barriers[16];
   unsigned n = 0, done = 0;
-  uint32_t serial = 0;  // of all blocks of all launches
   char* smem = nullptr;
   size_t smem_bytes = 0;
-  Thread* cur = nullptr;
-  Order order = Order::forward;
+  bool has_returned() const { return done == n; }
+  bool holds(const void* p) const { return smem && p >= smem && p < smem + smem_bytes; }
 };
-extern Block g_block;
+// The blocks that live at once: one, or those of a cluster.
+constexpr unsigned kMostBlocks = 8;
+struct Cluster {
+  std::vector<Block> blocks;
+  std::vector<Thread*> ready;  // a stack: the next thread to run is on top
+  unsigned n = 0, done = 0;    // threads
+  unsigned arrived = 0;        // at the barrier of the cluster
+  uint32_t turn = 0;           // how often that has been passed
+  uint32_t serial = 0;         // of all clusters of all launches
+  Order order = Order::forward;
+  Block* holder(const void* p) {  // whose shared memory p is in; or null
+    for (Block& b : blocks)
+      if (b.holds(p)) return &b;
+    return nullptr;
+  }
+};
+extern Cluster g_cluster;
+extern Thread* g_thread;  // the running one; null: none
+extern Block* g_block;    // the one it is of
 
 void make_ready(Thread* t);
+std::string name_of(const Block&);  // "block (0,0,0)"
 void suspend();                     // the current thread, until something makes it ready again
 const char* file_name(const Loc&);  // without directories
 uint64_t draw();                    // a random number
@@ -89,14 +111,17 @@ struct TensorCopy {
   char* smem;
   CUtensorMap map;
   int at[3];
-  uint64_t* barrier;  // null: to global memory
+  uint64_t* barrier;   // null: to global memory
+  const Block* block;  // whose shared memory that is
+  bool from_other;     // block of the cluster
   Loc loc;
 };
-void hopper_block_begin();
+void hopper_cluster_begin();
 void hopper_launch_end(bool ok);  // stores arrive
 bool copies_in_flight();
+bool copies_in_flight(const Block& to);
 void land_copy();                              // one of them
-std::string mbarrier_state(const uint64_t*);   // what its phase lacks
+std::string mbarrier_state(const Thread&);     // what the phase that it waits for lacks
 void expect_nothing_in_flight(const Thread&);  // the thread returns
 
 bool can_launch(const Grid&);                              // within the limits of a launch

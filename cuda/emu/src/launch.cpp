@@ -33,8 +33,12 @@ std::unordered_map<const void*, Kernel>& kernels() {
   return all;
 }
 
-Grid grid_of(const dim3& grid, const dim3& block, size_t smem) {
-  return {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, smem};
+Grid grid_of(const dim3& grid, const dim3& block, size_t smem, unsigned cluster) {
+  return {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, smem, cluster};
+}
+// Blocks of a cluster, which are neighbours in x; 0: no attribute that is emulated.
+unsigned cluster_of(cudaLaunchAttributeID id, const cudaLaunchAttributeValue& v) {
+  return id == cudaLaunchAttributeClusterDimension && v.clusterDim.y == 1 && v.clusterDim.z == 1 ? v.clusterDim.x : 0;
 }
 
 // Bytes of dynamic shared memory that a launch of a kernel may take.  A device lets it have 48 KiB together with the
@@ -51,7 +55,7 @@ cudaError_t set(CUgraphNode_st& node, const cudaKernelNodeParams* p) {
   if (!p || !p->kernelParams || p->extra) return cudaErrorInvalidValue;
   const Kernel* kernel = find_kernel(p->func);
   if (!kernel) return cudaErrorInvalidDeviceFunction;
-  const Grid grid = grid_of(p->gridDim, p->blockDim, p->sharedMemBytes);
+  const Grid grid = grid_of(p->gridDim, p->blockDim, p->sharedMemBytes, node.grid.cluster);
   if (!can_launch(grid) || !allows(p->func, grid.smem)) return cudaErrorInvalidValue;
   node.grid = grid, node.main = kernel->main, node.call = kernel->call(p->func, p->kernelParams);
   return cudaSuccess;
@@ -91,11 +95,13 @@ const Kernel* find_kernel(const void* func) {
 using cuemu::g_calls;
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* func, void** args) {
-  if (cuemu::g_block.cur) cuemu::fail({}, "a kernel launched from a kernel");
+  if (cuemu::g_thread) cuemu::fail({}, "a kernel launched from a kernel");
   if (cuemu::g_error) return cuemu::g_error;
   const cuemu::Kernel* kernel = cuemu::find_kernel(func);
   if (!kernel) return cuemu::g_error = cudaErrorInvalidDeviceFunction;
-  const cuemu::Grid grid = cuemu::grid_of(c->gridDim, c->blockDim, c->dynamicSmemBytes);
+  unsigned cluster = 1;
+  for (unsigned i = 0; i < c->numAttrs; i++) cluster = cuemu::cluster_of(c->attrs[i].id, c->attrs[i].val);
+  const cuemu::Grid grid = cuemu::grid_of(c->gridDim, c->blockDim, c->dynamicSmemBytes, cluster);
   if (!can_launch(grid) || !cuemu::allows(func, grid.smem)) return cuemu::g_error = cudaErrorInvalidConfiguration;
   g_calls.launches++;
   cuemu::queue(c->stream, [grid, main = kernel->main, call = kernel->call(func, args)] {
@@ -125,6 +131,7 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t* node, cudaGraph_t graph, con
                                    size_t n_after, const cudaKernelNodeParams* params) {
   if (!node || !graph || (n_after && !after)) return cudaErrorInvalidValue;
   auto made = std::make_shared<CUgraphNode_st>();
+  made->grid.cluster = 1;
   for (size_t i = 0; i < n_after; i++) {
     const auto it =
         std::find_if(graph->nodes.begin(), graph->nodes.end(), [&](const auto& n) { return n.get() == after[i]; });
@@ -134,6 +141,16 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t* node, cudaGraph_t graph, con
   if (const cudaError_t e = cuemu::set(*made, params)) return e;
   *node = made.get();
   graph->nodes.push_back(std::move(made));
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphKernelNodeSetAttribute(cudaGraphNode_t node, cudaLaunchAttributeID id,
+                                            const cudaLaunchAttributeValue* value) {
+  if (!node || !value) return cudaErrorInvalidValue;
+  cuemu::Grid grid = node->grid;
+  grid.cluster = cuemu::cluster_of(id, *value);
+  if (!can_launch(grid)) return cudaErrorInvalidValue;
+  node->grid = grid;
   return cudaSuccess;
 }
 

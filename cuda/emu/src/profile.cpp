@@ -27,7 +27,7 @@ struct Pending {
   unsigned count[kWarp] = {};  // executions by each lane
   std::vector<Request> requests;
 };
-std::map<Key, Pending> g_pending[32];  // per warp
+std::map<Key, Pending> g_pending[32 * kMostBlocks];  // per warp
 std::map<Key, ProfileLine> g_lines;
 
 // How many units of so many bytes the lanes touch.
@@ -73,8 +73,7 @@ void launch_begin() { g_lines.clear(); }
 void access(uint32_t place, const void* p, size_t bytes, bool write, bool shared, unsigned thread) {
   if (!settings().profile) return;
   uintptr_t address = reinterpret_cast<uintptr_t>(p);
-  if (shared && p >= g_block.smem && p < g_block.smem + g_block.smem_bytes)
-    address -= reinterpret_cast<uintptr_t>(g_block.smem);
+  if (const Block* b = shared ? g_cluster.holder(p) : nullptr) address -= reinterpret_cast<uintptr_t>(b->smem);
   Pending& x = g_pending[thread / kWarp][{place, static_cast<unsigned>(bytes), write, shared}];
   const unsigned lane = thread % kWarp, n = x.count[lane]++;
   if (n >= x.requests.size()) x.requests.resize(n + 1);

@@ -5,7 +5,7 @@
 namespace cuemu::profile {
 
 void launch_begin();
-// One access of a thread of the running block; empty unless the profile is asked for.
+// One access of a thread of the cluster; empty unless the profile is asked for.
 void access(uint32_t place, const void* p, size_t bytes, bool write, bool shared, unsigned thread);
 void meet(unsigned warp);  // the lanes of a warp are at the same point
 

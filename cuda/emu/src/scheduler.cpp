@@ -1,4 +1,4 @@
-// The scheduler: runs the blocks of a launch one after another, and the threads of a block as fibers.
+// The scheduler: runs the clusters of a launch one after another, and the threads of their blocks as fibers.
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +9,9 @@
 
 namespace cuemu {
 
-Block g_block;
+Cluster g_cluster;
+Thread* g_thread;
+Block* g_block;
 
 namespace {
 
@@ -22,23 +24,20 @@ uint32_t g_serial;
 uint64_t g_blocks_left;  // of the launch: that have not begun
 
 Thread* pick() {
-  Block& b = g_block;
-  while (!b.n_ready && b.done < b.n && copies_in_flight()) land_copy();  // as late as can be
-  if (!b.n_ready) return nullptr;
-  if (b.order == Order::random && copies_in_flight() && draw() % 8 == 0) land_copy();  // or earlier
-  if (b.order == Order::random) std::swap(b.ready[draw() % b.n_ready], b.ready[b.n_ready - 1]);
-  return &b.threads[b.ready[--b.n_ready]];
+  Cluster& c = g_cluster;
+  while (c.ready.empty() && c.done < c.n && copies_in_flight()) land_copy();  // as late as can be
+  if (c.ready.empty()) return nullptr;
+  if (c.order == Order::random && copies_in_flight() && draw() % 8 == 0) land_copy();  // or earlier
+  if (c.order == Order::random) std::swap(c.ready[draw() % c.ready.size()], c.ready.back());
+  Thread* const t = c.ready.back();
+  c.ready.pop_back();
+  return t;
 }
 
 void set_current(Thread* t) {
-  g_block.cur = t;
+  g_thread = t, g_block = t->block;
   t->state = State::running;
-  threadIdx = t->tid;
-}
-
-std::string block_name() {
-  return "block (" + std::to_string(blockIdx.x) + "," + std::to_string(blockIdx.y) + "," + std::to_string(blockIdx.z) +
-         ")";
+  threadIdx = t->tid, blockIdx = t->block->index;
 }
 
 std::string describe(const Loc& l) { return std::string(file_name(l)) + ":" + std::to_string(l.line); }
@@ -55,14 +54,14 @@ std::string ranges(const std::vector<unsigned>& ids) {
   return s;
 }
 
-// Nobody can go on: says who waits for what.
-void report_deadlock() {
+// No thread can go on: says who waits for what.
+std::string who_waits(const Block& b) {
   struct Group {
     const Thread* t;
     std::vector<unsigned> who;
   };
   std::vector<Group> groups;
-  for (const Thread& t : g_block.threads) {
+  for (const Thread& t : b.threads) {
     auto same = [&](const Group& x) {
       return x.t->state == t.state &&
              (t.state == State::done || (x.t->what == t.what && x.t->mask == t.mask && x.t->loc.line == t.loc.line));
@@ -73,48 +72,61 @@ void report_deadlock() {
     else
       it->who.push_back(t.linear);
   }
-  g_report = "divergent barrier or wrong mask: no thread of " + block_name() + " can go on";
+  std::string text = "no thread of " + name_of(b) + " can go on";
   for (const Group& x : groups) {
-    g_report += "\n    threads " + ranges(x.who);
+    text += "\n    threads " + ranges(x.who);
     if (x.t->state == State::done) {
-      g_report += " have returned";
+      text += " have returned";
       continue;
     }
     char mask[32] = "";
     if (x.t->state == State::at_warp_op) std::snprintf(mask, sizeof mask, " with mask %08x", x.t->mask);
-    g_report.append(" wait in ").append(x.t->what).append(mask).append(" at ").append(describe(x.t->loc));
-    if (x.t->state == State::at_mbarrier) g_report += mbarrier_state(x.t->mbarrier);
+    text.append(" wait in ").append(x.t->what).append(mask).append(" at ").append(describe(x.t->loc));
+    if (x.t->state == State::at_mbarrier) text += mbarrier_state(*x.t);
   }
+  return text;
 }
 
-bool run_block() {
-  Block& b = g_block;
-  b.done = b.n_ready = 0;
-  std::fill_n(b.at_op, 32, 0u);
-  std::fill_n(b.returned, 32, 0u);
-  for (unsigned i = 0; i < b.n; i++) {
-    Thread& t = b.threads[i];
-    t.state = State::unstarted;
-    t.copies.clear();
-    t.groups.clear();
-    b.ready[b.n_ready++] = static_cast<uint16_t>(b.order == Order::reverse ? i : b.n - 1 - i);
+// Cluster number `which` of those that have as many blocks as this one.
+bool run_cluster(const Grid& grid, uint64_t which) {
+  Cluster& c = g_cluster;
+  c.done = c.arrived = 0;
+  c.ready.clear();
+  for (Block& b : c.blocks) {
+    const uint64_t i = which * c.blocks.size() + b.rank;
+    b.index = {static_cast<unsigned>(i % grid.grid[0]), static_cast<unsigned>(i / grid.grid[0] % grid.grid[1]),
+               static_cast<unsigned>(i / (uint64_t{grid.grid[0]} * grid.grid[1]))};
+    b.done = 0;
+    std::fill_n(b.at_op, 32, 0u);
+    std::fill_n(b.returned, 32, 0u);
+    std::fill_n(b.barriers, 16, Barrier{});
+    std::fill_n(b.smem, b.smem_bytes, '\xff');
+    for (Thread& t : b.threads) {
+      t.state = State::unstarted;
+      t.arrived = false;
+      t.copies.clear();
+      t.groups.clear();
+      c.ready.push_back(&t);
+    }
   }
-  std::fill_n(b.barriers, 16, Barrier{});
-  b.serial = ++g_serial;
-  check::block_begin();
-  hopper_block_begin();
+  if (c.order != Order::reverse) std::reverse(c.ready.begin(), c.ready.end());
+  c.serial = ++g_serial;
+  g_block = &c.blocks[0];
+  check::cluster_begin();
+  hopper_cluster_begin();
   g_report.clear();
   g_fiber = &g_main_fiber;
   g_assigned = pick();
   switch_fiber(get_fiber());
-  if (g_report.empty() && b.done != b.n) report_deadlock();
-  if (g_report.empty() && copies_in_flight())
-    g_report = "TMA: " + block_name() + " ended before its copies landed: nobody waited for them";
-  for (const Barrier& barrier : b.barriers)
-    if (g_report.empty() && barrier.arrived)
-      g_report = block_name() + " ended before the arrival at " + describe(barrier.first->loc) + " was waited for";
-  check::block_end();
-  b.cur = nullptr;
+  if (g_report.empty() && c.done != c.n)
+    for (const Block& b : c.blocks)
+      if (!b.has_returned()) g_report += (g_report.empty() ? "divergent barrier or wrong mask: " : "\n") + who_waits(b);
+  for (const Block& b : c.blocks)
+    for (const Barrier& barrier : b.barriers)
+      if (g_report.empty() && barrier.arrived)
+        g_report = name_of(b) + " ended before the arrival at " + describe(barrier.first->loc) + " was waited for";
+  check::cluster_end();
+  g_thread = nullptr;
   return g_report.empty();
 }
 
@@ -139,9 +151,9 @@ class StaticShared {
 #endif
 };
 
-bool run_blocks(const Grid& c) {
-  const uint64_t blocks = uint64_t{c.grid[0]} * c.grid[1] * c.grid[2];
-  const Order order = g_block.order;
+bool run_clusters(const Grid& c) {
+  const uint64_t blocks = uint64_t{c.grid[0]} * c.grid[1] * c.grid[2] / c.cluster;  // clusters of them
+  const Order order = g_cluster.order;
   std::vector<uint64_t> shuffled;
   if (order == Order::random) {
     for (uint64_t i = 0; i < blocks; i++) shuffled.push_back(i);
@@ -150,17 +162,19 @@ bool run_blocks(const Grid& c) {
   StaticShared shared;
   for (uint64_t k = 0; k < blocks; k++) {
     const uint64_t i = order == Order::random ? shuffled[k] : order == Order::reverse ? blocks - 1 - k : k;
-    blockIdx = {static_cast<unsigned>(i % c.grid[0]), static_cast<unsigned>(i / c.grid[0] % c.grid[1]),
-                static_cast<unsigned>(i / (uint64_t{c.grid[0]} * c.grid[1]))};
-    g_blocks_left = blocks - 1 - k;
+    g_blocks_left = (blocks - 1 - k) * c.cluster;
     shared.fill_nan();
-    std::fill_n(g_block.smem, g_block.smem_bytes, '\xff');
-    if (!run_block()) return false;
+    if (!run_cluster(c, i)) return false;
   }
   return true;
 }
 
 }  // namespace
+
+std::string name_of(const Block& b) {
+  return "block (" + std::to_string(b.index.x) + "," + std::to_string(b.index.y) + "," + std::to_string(b.index.z) +
+         ")";
+}
 
 uint64_t draw() {  // xorshift
   g_rng ^= g_rng << 13, g_rng ^= g_rng >> 7, g_rng ^= g_rng << 17;
@@ -169,11 +183,11 @@ uint64_t draw() {  // xorshift
 
 void make_ready(Thread* t) {
   t->state = State::ready;
-  g_block.ready[g_block.n_ready++] = static_cast<uint16_t>(t->linear);
+  g_cluster.ready.push_back(t);
 }
 
 void suspend() {
-  Thread* me = g_block.cur;
+  Thread* me = g_thread;
   me->fiber = g_fiber;
   Thread* next = pick();
   if (next == me) {
@@ -197,8 +211,9 @@ void fiber_main() {
     set_current(t);
     g_entry(g_ctx);
     t->state = State::done;
-    g_block.returned[t->linear / kWarp] |= 1u << t->linear % kWarp;
-    g_block.done++;
+    Block& b = *t->block;
+    b.returned[t->linear / kWarp] |= 1u << t->linear % kWarp;
+    b.done++, g_cluster.done++;
     if (!t->copies.empty()) fail(t->copies[0].loc, "thread ended with cp.async copies that it never waited for");
     expect_nothing_in_flight(*t);
     Thread* next = pick();
@@ -231,43 +246,52 @@ size_t shared_memory_limit() {
 bool can_launch(const Grid& c) {
   const uint64_t n = uint64_t{c.block[0]} * c.block[1] * c.block[2];
   return n > 0 && n <= 1024 && c.block[2] <= 64 && c.grid[0] && c.grid[1] && c.grid[2] && c.grid[1] <= 65535 &&
-         c.grid[2] <= 65535 && c.smem <= shared_memory_limit();
+         c.grid[2] <= 65535 && c.smem <= shared_memory_limit() && c.cluster > 0 && c.cluster <= kMostBlocks &&
+         c.grid[0] % c.cluster == 0 && (c.cluster == 1 || (settings().arch >= 90 && n % kWarp == 0));  // whole warps
 }
 
 cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
-  Block& b = g_block;
   if (g_error) return g_error;  // nothing runs after a failure
   const uint64_t n = uint64_t{c.block[0]} * c.block[1] * c.block[2];
   g_entry = entry, g_ctx = ctx;
   gridDim = {c.grid[0], c.grid[1], c.grid[2]};
   blockDim = {c.block[0], c.block[1], c.block[2]};
-  b.n = static_cast<unsigned>(n);
-  b.threads.resize(n);
-  for (unsigned i = 0; i < n; i++) {
-    b.threads[i].linear = i;
-    b.threads[i].tid = {i % c.block[0], i / c.block[0] % c.block[1], i / (c.block[0] * c.block[1])};
+  Cluster& all = g_cluster;
+  all.blocks.resize(c.cluster);
+  all.n = static_cast<unsigned>(n) * c.cluster;
+  for (unsigned rank = 0; rank < c.cluster; rank++) {
+    Block& b = all.blocks[rank];
+    b.rank = rank, b.n = static_cast<unsigned>(n);
+    b.threads.resize(n);
+    for (unsigned i = 0; i < n; i++) {
+      Thread& t = b.threads[i];
+      t.linear = i, t.id = rank * b.n + i, t.block = &b;
+      t.tid = {i % c.block[0], i / c.block[0] % c.block[1], i / (c.block[0] * c.block[1])};
+    }
+    void* smem = nullptr;  // of exactly the size asked for, so that AddressSanitizer sees what goes beyond
+    if (c.smem && posix_memalign(&smem, 1024, c.smem)) return g_error = cudaErrorMemoryAllocation;
+    b.smem = static_cast<char*>(smem), b.smem_bytes = c.smem;
   }
-  void* smem = nullptr;  // of exactly the size asked for, so that AddressSanitizer sees what goes beyond
-  if (c.smem && posix_memalign(&smem, 1024, c.smem)) return g_error = cudaErrorMemoryAllocation;
-  b.smem = static_cast<char*>(smem), b.smem_bytes = c.smem;
-  b.order = settings().order;
+  all.order = settings().order;
   g_rng = settings().seed * 0x9e3779b97f4a7c15u | 1;
   check::launch_begin();
-  const bool ok = run_blocks(c);
+  const bool ok = run_clusters(c);
   hopper_launch_end(ok);
+  for (Block& b : all.blocks) {
 #ifdef CUEMU_ASAN
-  if (smem) __asan_unpoison_memory_region(smem, c.smem);  // of copies that nobody waited for
+    if (b.smem) __asan_unpoison_memory_region(b.smem, c.smem);  // of copies that nobody waited for
 #endif
-  std::free(smem);
-  b.smem = nullptr, b.smem_bytes = 0;
+    std::free(b.smem);
+    b.smem = nullptr, b.smem_bytes = 0;
+  }
   if (!ok) reset_fibers(), g_error = cudaErrorLaunchFailure;
   return g_error;
 }
 
 bool blocks_are_left() { return g_blocks_left > 0; }
-void* dynamic_smem() { return g_block.smem; }
-unsigned lane_id() { return g_block.cur->linear % kWarp; }
-Loc lane_loc(unsigned lane) { return g_block.threads[g_block.cur->linear / kWarp * kWarp + lane].loc; }
+void* dynamic_smem() { return g_block->smem; }
+unsigned lane_id() { return g_thread->linear % kWarp; }
+Loc lane_loc(unsigned lane) { return g_block->threads[g_thread->linear / kWarp * kWarp + lane].loc; }
 
 int read_arch(const char* text) {
   for (int arch : {75, 80, 86, 89, 90, 100, 120})
@@ -311,10 +335,10 @@ void fail(Loc loc, const char* fmt, ...) {
   va_end(args);
   g_report = s;
   if (loc.line) g_report += "\n    at " + describe(loc);
-  const Thread* t = g_block.cur;
+  const Thread* t = g_thread;
   if (t)
-    g_report += "\n    in " + block_name() + " thread (" + std::to_string(t->tid.x) + "," + std::to_string(t->tid.y) +
-                "," + std::to_string(t->tid.z) + ")";
+    g_report += "\n    in " + name_of(*t->block) + " thread (" + std::to_string(t->tid.x) + "," +
+                std::to_string(t->tid.y) + "," + std::to_string(t->tid.z) + ")";
   if (!t || settings().abort_on_error) {
     std::fprintf(stderr, "cuemu: %s\n", g_report.c_str());
     std::abort();

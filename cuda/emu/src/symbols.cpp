@@ -116,8 +116,9 @@ std::string memory_name(const void* p) {
   auto place = [](const std::string& what, ptrdiff_t byte, size_t of) {
     return what + ", byte " + std::to_string(byte) + " of " + std::to_string(of);
   };
-  if (g_block.smem && c >= g_block.smem && c < g_block.smem + g_block.smem_bytes)
-    return place("dynamic shared memory", c - g_block.smem, g_block.smem_bytes);
+  if (const Block* b = g_cluster.holder(p))
+    return place((b == g_block ? "" : "another block's ") + std::string("dynamic shared memory"), c - b->smem,
+                 b->smem_bytes);
   static const Segment local = thread_local_segment();
   if (c >= local.begin && c < local.begin + local.bytes) {
     const size_t offset = static_cast<size_t>(c - local.begin);

@@ -8,8 +8,8 @@ namespace cuemu {
 void warp_memory_order(void**, uint32_t) {}
 
 void warp_collective(uint32_t mask, WarpOp op, void* arg, const char* what, Loc loc) {
-  Block& b = g_block;
-  Thread* me = b.cur;
+  Block& b = *g_block;
+  Thread* me = g_thread;
   const unsigned lane = me->linear % kWarp, base = me->linear - lane, w = me->linear / kWarp;
   if (!(mask >> lane & 1)) fail(loc, "%s: lane %u calls it with mask %08x, which leaves itself out", what, lane, mask);
   me->mask = mask, me->op = op, me->arg = arg, me->what = what, me->loc = loc;
@@ -34,25 +34,25 @@ void warp_collective(uint32_t mask, WarpOp op, void* arg, const char* what, Loc 
     who[n++] = &t;
   }
   b.at_op[w] &= ~mask;
-  check::meet(base, base);
+  check::meet(me->id, me->id);
   if (op == warp_memory_order) {
-    uint16_t linear[kWarp];
-    for (unsigned i = 0; i < n; i++) linear[i] = static_cast<uint16_t>(who[i]->linear);
-    check::sync_threads(linear, n);
+    uint16_t ids[kWarp];
+    for (unsigned i = 0; i < n; i++) ids[i] = static_cast<uint16_t>(who[i]->id);
+    check::sync_threads(ids, n);
   } else {
     const check::Unchecked pause;
     op(args, mask);
   }
   for (unsigned i = 0; i < n; i++) {
-    Thread* t = who[b.order == Order::reverse ? i : n - 1 - i];
+    Thread* t = who[g_cluster.order == Order::reverse ? i : n - 1 - i];
     if (t != me) make_ready(t);
   }
   me->state = State::running;
 }
 
 void block_barrier(int id, unsigned count, bool wait, const char* what, Loc loc) {
-  Block& block = g_block;
-  Thread* me = block.cur;
+  Block& block = *g_block;
+  Thread* me = g_thread;
   Barrier& b = block.barriers[id];
   const unsigned expected = count ? count : block.n;
   if (expected % kWarp && expected != block.n)
@@ -65,7 +65,7 @@ void block_barrier(int id, unsigned count, bool wait, const char* what, Loc loc)
     b.first = me;
   else if (loc.line != b.first->loc.line)
     b.odd = me;
-  if (expected != block.n) b.who.push_back(static_cast<uint16_t>(me->linear));
+  if (expected != block.n) b.who.push_back(static_cast<uint16_t>(me->id));
   if (wait) me->state = State::at_barrier;
   if (b.arrived < expected) {
     if (wait) suspend();
@@ -77,12 +77,12 @@ void block_barrier(int id, unsigned count, bool wait, const char* what, Loc loc)
          file_name(other->loc), other->loc.line);
   }
   if (expected == block.n)
-    check::sync_block(), check::meet(0, block.n - 1);
+    check::sync_block(), check::meet(block.threads.front().id, block.threads.back().id);
   else
     check::sync_threads(b.who.data(), static_cast<unsigned>(b.who.size()));
   me->state = State::running;
   for (unsigned i = 0; i < block.n; i++) {
-    Thread& t = block.threads[block.order == Order::reverse ? i : block.n - 1 - i];
+    Thread& t = block.threads[g_cluster.order == Order::reverse ? i : block.n - 1 - i];
     if (t.state == State::at_barrier && t.barrier == id) make_ready(&t);
   }
   b = Barrier{};
@@ -104,7 +104,7 @@ void async_copy(void* smem, const void* gmem, unsigned bytes, unsigned src_bytes
   std::memcpy(probe, gmem, src_bytes);  // out of bounds now rather than when it lands
   __asan_poison_memory_region(smem, bytes);
 #endif
-  g_block.cur->copies.push_back(copy);
+  g_thread->copies.push_back(copy);
 }
 
 void complete_copies(Thread* t, size_t n) {
@@ -129,10 +129,10 @@ void copy_as_is(void* to, const void* from, size_t bytes, Loc loc) {
   std::memcpy(to, from, bytes);
 }
 
-void async_commit() { g_block.cur->groups.push_back(g_block.cur->copies.size()); }
+void async_commit() { g_thread->groups.push_back(g_thread->copies.size()); }
 
 void async_wait(unsigned left) {
-  Thread* t = g_block.cur;
+  Thread* t = g_thread;
   if (t->groups.size() <= left) return;
   const size_t k = t->groups.size() - left, n = t->groups[k - 1];
   complete_copies(t, n);
