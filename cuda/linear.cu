@@ -247,8 +247,8 @@ void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, c
       best_tile(tiles, p.rows, p.columns, p.depth, machine().multiprocessors, std::max(1, p.apart()));
   bool taken = false;
   const auto take = [&]<int kRows, int kColumns>() {
-    if (tile != WgmmaTile{kRows, kColumns}) return;
-    launch_wgmma<kRows, kColumns, kParts>(op, p, stream);
+    if (tile.rows != kRows || tile.columns != kColumns) return;
+    launch_wgmma<kRows, kColumns, kParts>(op, tile.cluster, p, stream);
     taken = true;
   };
   take.template operator()<128, 128>();

@@ -2,6 +2,9 @@
 // for bit, for more rows.
 //
 // The sum of a part is a chain of wgmma over k16 steps, ascending from +0, and one wgmma rounds like one mma.sync.
+//
+// The two blocks of a cluster compute neighbouring tiles of the same columns.  Each copies its own rows of the left
+// operand and half of the right one, to both: L2 gives that away once for both.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -16,6 +19,18 @@ namespace pare::PARE_CUDA {
 
 constexpr int kWgmmaDepth = 64;  // k of a stage
 
+// Of what a cluster of `blocks` shares, this one copies part `rank`.
+struct Share {
+  int rank, blocks;
+};
+template <class... At>
+__device__ __forceinline__ void copy_share(Share s, void* smem, const CUtensorMap& map, At... at) {
+  if (s.blocks == 1)
+    tensor_copy(smem, map, at...);
+  else
+    tensor_copy_to((1 << s.blocks) - 1, smem, map, at...);
+}
+
 // What is held of the operands for kWgmmaDepth values of k, how it gets there by tensor copies, and the matrices that
 // wgmma finds there: kRows rows of x and kColumns columns of a weight ...
 template <int kRows, int kColumns, bool kTranspose>
@@ -24,20 +39,24 @@ struct WgmmaWeightStage {
   // From one k16 step to the next, in units of 16 bytes: along a row of x, to the next 16 inputs or the next panel.
   static constexpr uint64_t kNextA = 2, kNextB = (kTranspose ? kColumns : 16) * 2;
 
-  alignas(1024) bf16 x[kRows * kWgmmaDepth];  // [row][k], by rows of 128 bytes
-  bf16 w[kColumns * kWgmmaDepth];             // [output / 16][input], as in memory: by rows of 32 bytes
+  static constexpr int kInputs = kTranspose ? kColumns : kWgmmaDepth,
+                       kPanels = (kTranspose ? kWgmmaDepth : kColumns) / kPanel;
 
+  alignas(1024) bf16 x[kRows * kWgmmaDepth];  // [row][k], by rows of 128 bytes
+  bf16 w[kPanels][kInputs * kPanel];          // [output / 16][input], as in memory: by rows of 32 bytes
+
+  static constexpr bool is_shared_by(int blocks) { return kPanels % blocks == 0; }
   template <class Product>
-  static std::pair<CUtensorMap, CUtensorMap> maps(const char* op, const Product& p) {
+  static std::pair<CUtensorMap, CUtensorMap> maps(const char* op, const Product& p, int blocks) {
     const uint64_t depth = p.depth, rows = p.rows, outputs = kTranspose ? depth : p.columns,
                    inputs = kTranspose ? p.columns : depth;
     const uint32_t together = 1u << log2_inputs(p);
-    constexpr uint32_t kInputs = kTranspose ? kColumns : kWgmmaDepth, kOutputs = kTranspose ? kWgmmaDepth : kColumns;
-    return {tensor_map<2>(op, p.x, {depth, rows}, {static_cast<uint64_t>(p.x_stride) * 2}, {kWgmmaDepth, kRows},
-                          Swizzle::bytes_128),
-            tensor_map<3>(op, p.packed, {kPanel * together, inputs / together, ceil_div(outputs, kPanel)},
-                          {2 * kPanel * together, 2 * kPanel * inputs},
-                          {kPanel * together, kInputs / together, kOutputs / kPanel}, Swizzle::none)};
+    return {
+        tensor_map<2>(op, p.x, {depth, rows}, {static_cast<uint64_t>(p.x_stride) * 2}, {kWgmmaDepth, kRows},
+                      Swizzle::bytes_128),
+        tensor_map<3>(op, p.packed, {kPanel * together, inputs / together, ceil_div(outputs, kPanel)},
+                      {2 * kPanel * together, 2 * kPanel * inputs},
+                      {kPanel * together, kInputs / together, static_cast<uint32_t>(kPanels / blocks)}, Swizzle::none)};
   }
   // log2 of how many inputs of a panel, up to 16, are one row of the tensor copies: rows of 32 bytes bounded the
   // products.
@@ -50,12 +69,10 @@ struct WgmmaWeightStage {
   }
   template <class Product>
   __device__ void copy(const Product& p, const CUtensorMap& map_x, const CUtensorMap& map_w, int row, int column, int k,
-                       Mbarrier* full) {
+                       Mbarrier* full, Share s) {
+    const int panel = s.rank * kPanels / s.blocks, input = kTranspose ? column : k, output = kTranspose ? k : column;
     tensor_copy(x, map_x, k, row, full);
-    if constexpr (kTranspose)
-      tensor_copy(w, map_w, 0, column >> log2_inputs(p), k / kPanel, full);
-    else
-      tensor_copy(w, map_w, 0, k >> log2_inputs(p), column / kPanel, full);
+    copy_share(s, w[panel], map_w, 0, input >> log2_inputs(p), output / kPanel + panel, full);
   }
   __device__ uint64_t a(int row) const { return matrix_descriptor(x + row * kWgmmaDepth, Swizzle::bytes_128, 1024); }
   __device__ uint64_t b() const { return matrix_descriptor(w, Swizzle::bytes_32, 256, kWgmmaDepth * 32); }
@@ -70,19 +87,22 @@ struct WgmmaRowStage {
   alignas(1024) bf16 dy[kRows / 64][kPanel];
   bf16 x[kColumns / 64][kPanel];
 
+  static constexpr bool is_shared_by(int blocks) { return kWgmmaDepth / 8 % blocks == 0; }
   template <class Product>
-  static std::pair<CUtensorMap, CUtensorMap> maps(const char* op, const Product& p) {
-    const auto map = [&](const bf16* data, int width, int64_t stride) {
+  static std::pair<CUtensorMap, CUtensorMap> maps(const char* op, const Product& p, int blocks) {
+    const auto map = [&](const bf16* data, int width, int64_t stride, int shared_by) {
       return tensor_map<2>(op, data, {static_cast<uint64_t>(width), static_cast<uint64_t>(p.depth)},
-                           {static_cast<uint64_t>(stride) * 2}, {64, kWgmmaDepth}, Swizzle::bytes_128);
+                           {static_cast<uint64_t>(stride) * 2}, {64, static_cast<uint32_t>(kWgmmaDepth / shared_by)},
+                           Swizzle::bytes_128);
     };
-    return {map(p.dy, p.rows, p.dy_stride), map(p.x, p.columns, p.x_stride)};
+    return {map(p.dy, p.rows, p.dy_stride, 1), map(p.x, p.columns, p.x_stride, blocks)};
   }
   template <class Product>
   __device__ void copy(const Product&, const CUtensorMap& map_dy, const CUtensorMap& map_x, int row, int column, int k,
-                       Mbarrier* full) {
+                       Mbarrier* full, Share s) {
     for (int i = 0; i < kRows / 64; i++) tensor_copy(dy[i], map_dy, row + i * 64, k, full);
-    for (int i = 0; i < kColumns / 64; i++) tensor_copy(x[i], map_x, column + i * 64, k, full);
+    const int first = s.rank * kWgmmaDepth / s.blocks;  // of the rows
+    for (int i = 0; i < kColumns / 64; i++) copy_share(s, x[i] + first * 64, map_x, column + i * 64, k + first, full);
   }
   __device__ uint64_t a(int row) const { return matrix_descriptor(dy[row / 64], Swizzle::bytes_128, 1024); }
   __device__ uint64_t b() const { return matrix_descriptor(x, Swizzle::bytes_128, 1024, kPanel * 2); }
@@ -119,14 +139,18 @@ struct WgmmaMaps {
   bool by_boxes;
 };
 
-// Where tile i begins, of those that a result of so many rows and columns has.
+// The tiles of so many rows, one below another, that clusters take.
+__device__ __forceinline__ int tiles_down(int rows, int in_tile, Share s) { return ceil_div(rows, in_tile * s.blocks); }
+
+// Where the tile of a block begins, as its cluster has number i of those that a result of so many rows and columns has.
+// It may lie beyond the rows: the block then copies its share like any other.
 template <int kRows, int kColumns>
-__device__ __forceinline__ int2 first_of_tile(int rows, int columns, int i) {
-  constexpr int kRowTiles = 16;  // blocks that run side by side share these rows and their columns: L2 has them
-  const int down = ceil_div(rows, kRows), across = ceil_div(columns, kColumns), band = i / (kRowTiles * across),
-            in_band = min(kRowTiles, down - band * kRowTiles);
-  i %= kRowTiles * across;
-  return {(band * kRowTiles + i % in_band) * kRows, i / in_band * kColumns};
+__device__ __forceinline__ int2 first_of_tile(int rows, int columns, int i, Share s) {
+  const int row_tiles = 16 / s.blocks;  // blocks that run side by side share these rows and their columns: L2 has them
+  const int down = tiles_down(rows, kRows, s), across = ceil_div(columns, kColumns), band = i / (row_tiles * across),
+            in_band = min(row_tiles, down - band * row_tiles);
+  i %= row_tiles * across;
+  return {((band * row_tiles + i % in_band) * s.blocks + s.rank) * kRows, i / in_band * kColumns};
 }
 
 // Rounds the results of a warp and stores them by boxes: total[m] has those of 16 rows from row + m 64 on, and columns
@@ -228,8 +252,9 @@ __device__ __forceinline__ void sum_tiles(const Product& p, Accumulator<kColumns
   }
 }
 
-// A block computes the tiles blockIdx.x, blockIdx.x + gridDim.x, ...: the copying warp runs ahead into the next while
-// the others finish one.  Where parts are apart or y cannot be stored by boxes, a block has one tile.
+// A block, or a cluster, computes the tiles of its number, that plus the number of those, ...: the copying warp runs
+// ahead into the next while the others finish one.  Where parts are apart or y cannot be stored by boxes, a block has
+// one tile.
 template <int kRows, int kColumns, bool kParts, class Product>
 __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::kThreads,
                                   WgmmaBlock<kRows, kColumns, kParts, Product>::kBlocks)
@@ -241,30 +266,39 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   auto& ring = shared.ring;
   constexpr bool kRounds = requires { p.rounded_pair(0, {}, {}); };
   constexpr int kDown = Block::kDown;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32,
-            tiles = ceil_div(p.rows, kRows) * ceil_div(p.columns, kColumns);
+  const Share share{cluster_rank(), cluster_size()};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_tile = blockIdx.x / share.blocks,
+            next_tile = gridDim.x / share.blocks,
+            tiles = tiles_down(p.rows, kRows, share) * ceil_div(p.columns, kColumns);
   const auto [first_k, depth] = depth_of_block(p);
   if (threadIdx.x == 0) {
     prefetch_map(maps.a), prefetch_map(maps.b);
     if (maps.by_boxes) prefetch_map(maps.y);
-    ring.init(Block::kConsumers);
+    ring.init(Block::kConsumers * share.blocks);
     fence_proxy_async();
+    fence_mbarrier_init();
   }
-  __syncthreads();
+  // No block of a cluster is reached before its barriers are there, nor while it leaves.
+  const auto meet = [&] { cluster_arrive(), cluster_wait(); };
+  if (share.blocks > 1)
+    meet();
+  else
+    __syncthreads();
   if (warp >= Block::kConsumers) {
     if constexpr (Block::kGives) fewer_registers<40>();
     if (lane == 0 && warp == Block::kConsumers)
-      for (int filling = 0, t = blockIdx.x; t < tiles; t += gridDim.x) {
-        const int2 first = first_of_tile<kRows, kColumns>(p.rows, p.columns, t);
+      for (int filling = 0, t = first_tile; t < tiles; t += next_tile) {
+        const int2 first = first_of_tile<kRows, kColumns>(p.rows, p.columns, t, share);
         for (int k = 0; k < depth; k += kWgmmaDepth, filling++) {
           Mbarrier* const full = ring.await_empty(filling);
           mbarrier_arrive_expect(full, sizeof(Stage));
-          ring[filling].copy(p, maps.a, maps.b, first.x, first.y, first_k + k, full);
+          ring[filling].copy(p, maps.a, maps.b, first.x, first.y, first_k + k, full, share);
         }
       }
     __syncwarp();
     if constexpr (requires { p.sum_of_part(0, 0, 0); })
       if (gridDim.z > 1) is_last_part(p, blockIdx.x);
+    if (share.blocks > 1) meet();
     return;
   }
   if constexpr (Block::kGives) more_registers<232>();
@@ -273,7 +307,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   Accumulator<kColumns> sums[kParts ? 2 : 1][kDown];
   auto &sum = sums[0], &total = sums[kParts];
   int2 first;  // row and column of the warp
-  for (int filling = 0, t = blockIdx.x; t < tiles; t += gridDim.x) {
+  for (int filling = 0, t = first_tile; t < tiles; t += next_tile) {
     if constexpr (kParts)
 #pragma unroll
       for (int m = 0; m < kDown; m++) total[m] = {}, sum[m] = {};  // so `sum` needs no registers as a tile is finished
@@ -305,7 +339,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
       wgmma_commit();
 #pragma unroll
       for (int m = 0; m < kDown; m++) wgmma_wait<0>(sum[m].registers());
-      if (lane == 0) ring.release(filling);
+      if (lane < share.blocks) ring.release_to(lane, filling);
       filling++, adds = true;
     };
     const int whole = depth / kWgmmaDepth;
@@ -327,7 +361,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
         add(std::integral_constant<int, 4>{});
     }
     if (!kParts || adds) end_part();
-    first = first_of_tile<kRows, kColumns>(p.rows, p.columns, t);
+    first = first_of_tile<kRows, kColumns>(p.rows, p.columns, t, share);
     first.x += warp / 4 * kDown * 64 + warp % 4 * 16;
     if constexpr (requires { p.tiles; }) {
       if (p.stores) store_tile<Block>(p, maps.y, total, shared, first.x, first.y);
@@ -346,15 +380,19 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
       finish_tile<64>(p, total, first.x, first.y, blockIdx.x);
     }
   }
+  if (share.blocks > 1) meet();
 #else
   __trap();
 #endif
 }
 
+// cluster: blocks of one.
 template <int kRows, int kColumns, bool kParts, class Product>
-void launch_wgmma(const char* op, const Product& p, Stream stream) {
+void launch_wgmma(const char* op, int cluster, const Product& p, Stream stream) {
   using Block = WgmmaBlock<kRows, kColumns, kParts, Product>;
-  const auto [a, b] = Block::Stage::maps(op, p);
+  expect(Block::Stage::is_shared_by(cluster) && (cluster == 1 || p.apart() == 0), op, ": ", cluster,
+         " blocks cannot share tiles of ", kRows, " x ", kColumns);
+  const auto [a, b] = Block::Stage::maps(op, p, cluster);
   WgmmaMaps maps{.a = a, .b = b, .y = {}, .by_boxes = false};
   bool one_tile = false;  // for a block
   if constexpr (requires { p.y; }) {
@@ -366,12 +404,13 @@ void launch_wgmma(const char* op, const Product& p, Stream stream) {
                              {static_cast<uint64_t>(p.y_stride) * 2}, {Block::kBox, 16},
                              Block::kBox == 64 ? Swizzle::bytes_128 : Swizzle::none);
   }
-  const unsigned tiles = blocks(op, int64_t{blocks(op, p.rows, kRows)} * blocks(op, p.columns, kColumns), 1),
-                 at_once = static_cast<unsigned>(machine().multiprocessors * Block::kBlocks);
+  const unsigned tiles = blocks(op, int64_t{blocks(op, p.rows, kRows * cluster)} * blocks(op, p.columns, kColumns), 1),
+                 at_once = static_cast<unsigned>(machine().multiprocessors / cluster * Block::kBlocks);
   launch(op, multiply_wgmma<kRows, kColumns, kParts, Product>,
-         {.grid = dim3(one_tile ? tiles : std::min(tiles, at_once), 1, std::max(1, p.apart())),
+         {.grid = dim3((one_tile ? tiles : std::min(tiles, at_once)) * cluster, 1, std::max(1, p.apart())),
           .block = Block::kThreads,
-          .smem = sizeof(typename Block::Shared)},
+          .smem = sizeof(typename Block::Shared),
+          .cluster = static_cast<unsigned>(cluster)},
          stream, p, maps);
 }
 

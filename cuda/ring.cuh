@@ -1,4 +1,5 @@
-// A ring of stages in shared memory: a producer warp fills them by tensor copies, consumer warps read them.
+// A ring of stages in shared memory: a producer warp fills them by tensor copies, consumer warps read them.  Producers
+// of a cluster may fill each other's stages: then the consumers of all its blocks release a stage to each of them.
 #pragma once
 #include "ptx90.cuh"
 
@@ -22,11 +23,14 @@ struct Ring {
     PARE_CUDA::mbarrier_wait(&empty[i % kStages], (i / kStages + 1) % 2 PTX_SAME_LOC);
     return &full[i % kStages];
   }
-  // Consumers: wait for filling i, and one lane of each warp releases it.
+  // Consumers: wait for filling i, and one lane of each warp releases it; to block `rank` of the cluster.
   __device__ void await_full(unsigned i PTX_LOC) {
     PARE_CUDA::mbarrier_wait(&full[i % kStages], i / kStages % 2 PTX_SAME_LOC);
   }
   __device__ void release(unsigned i PTX_LOC) { mbarrier_arrive(&empty[i % kStages] PTX_SAME_LOC); }
+  __device__ void release_to(int rank, unsigned i PTX_LOC) {
+    mbarrier_arrive_at(&empty[i % kStages], rank PTX_SAME_LOC);
+  }
 };
 
 }  // namespace pare::PARE_CUDA

@@ -3,14 +3,17 @@
 //
 // A tile goes through k in stages of 64.  A stage takes the longest of three: the tensor cores (rows x columns x 64
 // products at 2048 a clock), the way of its operands into the multiprocessor, and their way out of L2, which all busy
-// multiprocessors share.  The two rates are fitted to 15 products on an H100, which the model gives within 8 % (root of
-// the mean square); a tile's beginning and end, which nothing overlaps, to the same products at two depths.  Where the
-// parts of k are apart, each is a tile, and the last block to arrive reads the sums of all of them: not measured yet,
-// as are tiles of 32 columns and of 256 rows.
+// multiprocessors share.  A cluster of two blocks, on neighbouring tiles of the same columns, reads the operand of the
+// columns from L2 once for both.  The two rates are fitted to 15 products on an H100, which the model gives within 8 %
+// (root of the mean square); a tile's beginning and end, which nothing overlaps, to the same products at two depths.
+// Where the parts of k are apart, each is a tile, and the last block to arrive reads the sums of all of them: not
+// measured yet, as are tiles of 32 columns, of 256 rows and of clusters.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
+#include <optional>
 
 namespace pare {
 
@@ -19,36 +22,48 @@ constexpr double kTileEnds = 52;                           // clocks for each co
 constexpr double kArrival = 1000, kPartLatency = 500;      // clocks; to see that all parts are there, to begin with one
 
 struct WgmmaTile {
-  int rows, columns;
+  int rows, columns, cluster = 1;  // cluster: the number of blocks, one above another
   bool operator==(const WgmmaTile&) const = default;
 };
+// The first of the fastest is taken: where a cluster takes no less time, it takes fewer bytes.
+//
 // The tiles for results whose k is one part (linear_part), or whose parts are apart; for logits whose tiles are summed
 // up (VocabSums); for several parts in one tile; and for gradients of weights.
-constexpr std::initializer_list<WgmmaTile> kOnePartTiles = {{64, 32},   {64, 64},   {128, 64},  {128, 128}, {128, 144},
-                                                            {128, 192}, {128, 256}, {256, 144}, {256, 192}},
-                                           kHeadTiles = {{64, 128}, {128, 128}, {128, 256}},
-                                           kPartsTiles = {{128, 64}, {128, 128}, {128, 192}},
-                                           kGradientTiles = {{128, 128}, {128, 192}, {128, 256}, {256, 192}};
+constexpr std::initializer_list<WgmmaTile> kOnePartTiles = {{128, 192, 2}, {128, 256, 2}, {256, 192, 2}, {64, 32},
+                                                            {64, 64},      {128, 64},     {128, 128},    {128, 144},
+                                                            {128, 192},    {128, 256},    {256, 144},    {256, 192}},
+                                           kHeadTiles = {{128, 256, 2}, {64, 128}, {128, 128}, {128, 256}},
+                                           kPartsTiles = {{128, 192, 2}, {128, 64}, {128, 128}, {128, 192}},
+                                           kGradientTiles = {{128, 192, 2}, {128, 256, 2}, {256, 192, 2}, {128, 128},
+                                                             {128, 192},    {128, 256},    {256, 192}};
 
 // Clocks of a product of `rows` x `columns` results over `depth` values of k, on so many multiprocessors; `apart`: the
-// parts of k that have tiles of their own, or 1.
+// parts of k that have tiles of their own, or 1.  Infinity: clusters are not for a product of one wave, whose blocks
+// would begin later, nor for parts apart.
 inline double tile_clocks(int64_t rows, int64_t columns, int64_t depth, WgmmaTile t, int multiprocessors,
                           int64_t apart = 1) {
   const auto parts = [](int64_t all, int64_t each) { return (all + each - 1) / each; };
-  const int64_t tiles = parts(rows, t.rows) * parts(columns, t.columns) * apart, waves = parts(tiles, multiprocessors);
-  const auto busy = static_cast<double>(std::min<int64_t>(tiles, multiprocessors));
+  const int64_t at_once = multiprocessors / t.cluster;  // clusters
+  const int64_t tiles = parts(rows, t.rows * t.cluster) * parts(columns, t.columns) * apart;
+  if (t.cluster > 1 && (apart > 1 || tiles <= at_once || at_once == 0)) return std::numeric_limits<double>::infinity();
+  const int64_t waves = parts(tiles, at_once);
+  const auto busy = static_cast<double>(std::min(tiles, at_once) * t.cluster);
   const auto there = static_cast<double>(std::min<int64_t>(rows, t.rows));  // others are not read
-  const double bytes = (there + t.columns) * 128, products = t.rows * t.columns / 32.0;
-  const double stage = std::max({products, bytes / kBytesIntoSm, bytes * busy / kBytesOutOfL2});
+  const double into_sm = (there + t.columns) * 128, out_of_l2 = (there + t.columns / t.cluster) * 128,
+               products = t.rows * t.columns / 32.0;
+  const double stage = std::max({products, into_sm / kBytesIntoSm, out_of_l2 * busy / kBytesOutOfL2});
   const double ends = kTileEnds * t.columns * std::max(1.0, t.rows / 128.0);
   const double sums = there * t.columns * 4 / kBytesIntoSm + kPartLatency;
   return static_cast<double>(waves) * (stage * static_cast<double>(parts(parts(depth, apart), 64)) + ends) +
          (apart > 1 ? static_cast<double>(apart) * sums + kArrival : 0);
 }
 
+inline std::optional<WgmmaTile> asked_tile;  // of a test: taken in any case
+
 // The one of `tiles` with the fewest clocks.
 inline WgmmaTile best_tile(std::initializer_list<WgmmaTile> tiles, int64_t rows, int64_t columns, int64_t depth,
                            int multiprocessors, int64_t apart = 1) {
+  if (asked_tile) return *asked_tile;
   const auto clocks = [&](WgmmaTile t) { return tile_clocks(rows, columns, depth, t, multiprocessors, apart); };
   return *std::min_element(tiles.begin(), tiles.end(), [&](WgmmaTile a, WgmmaTile b) { return clocks(a) < clocks(b); });
 }
