@@ -402,6 +402,17 @@ TEST(CudaBf16, ClustersHaveTheBitsOfBlocksAlone) {
     t.table.linear_bwd_weight({t.stat("result", {264, columns}), {}, t.act("dy", {k, 264}), t.act("x", {k, columns})},
                               {});
   });
+  // The same kernel in graphs: a node keeps its cluster.
+  const std::unique_ptr<Graphs> graphs = table_kernels.graphs();
+  ASSERT_TRUE(graphs);
+  const auto gathered = [&](Call& t) {
+    const Stream stream{.handle = nullptr, .graphs = graphs.get()};
+    const LinearFwd a{t.act_out("result", {n, columns}), t.act("x", {n, k}), t.weight("w", columns, k), {}, {}};
+    graphs->begin();
+    t.table.linear_fwd(a, stream);
+    EXPECT_TRUE(graphs->launch(stream));
+  };
+  for (int i = 0; i < 2; i++) expect_same({128, 192, 2}, gathered);
   asked_tile.reset();
   ask_for(TensorKernel::choose);
 }
