@@ -113,14 +113,20 @@ Packed<T> packed(const char* op, const A& a) {
   const int64_t heads = a.q.shape[1], head_dim = a.q.shape[2], kv_heads = a.k.shape[1];
   expect_heads(op, head_dim, heads);
   Packed<T> x{};
-  x.q = matrix<const T>(a.q), x.k = matrix<const T>(a.k), x.v = matrix<const T>(a.v);
-  x.pk = matrix<const T>(a.pk), x.pv = matrix<const T>(a.pv);
+  x.q = matrix<const T>(a.q);
+  x.k = matrix<const T>(a.k);
+  x.v = matrix<const T>(a.v);
+  x.pk = matrix<const T>(a.pk);
+  x.pv = matrix<const T>(a.pv);
   x.segments = entries(op, a.segments);
   x.lists = a.lists ? a.lists.template as<int32_t>() : nullptr;
   x.n_segments = static_cast<int>(a.segments.shape[0]);
-  x.heads = static_cast<int>(heads), x.kv_heads = static_cast<int>(kv_heads);
-  x.group = static_cast<int>(heads / kv_heads), x.head_dim = static_cast<int>(head_dim);
-  x.scale = a.scale, x.score_scale = a.scale * kLog2E;
+  x.heads = static_cast<int>(heads);
+  x.kv_heads = static_cast<int>(kv_heads);
+  x.group = static_cast<int>(heads / kv_heads);
+  x.head_dim = static_cast<int>(head_dim);
+  x.scale = a.scale;
+  x.score_scale = a.scale * kLog2E;
   return x;
 }
 

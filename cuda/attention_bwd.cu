@@ -103,7 +103,10 @@ __device__ __forceinline__ void weigh32(const Tiles32& s, const Packed<float>& x
       const float *q = s.q + row * head_dim, *d_o = s.d_o + row * head_dim, *k = s.k + lane * (head_dim + 1),
                   *v = s.v + lane * (head_dim + 1);
       float score = 0, product = 0;
-      for (int c = 0; c < head_dim; c++) score = fmaf(q[c], k[c], score), product = fmaf(d_o[c], v[c], product);
+      for (int c = 0; c < head_dim; c++) {
+        score = fmaf(q[c], k[c], score);
+        product = fmaf(d_o[c], v[c], product);
+      }
       p = exp2_f32(fmaf(score, x.score_scale, -s.lse[row]));
       ds = p * (product - s.delta[row]) * x.scale;
     }
@@ -144,7 +147,10 @@ __global__ void __launch_bounds__(kThreads) key_gradients_f32(const Args<float> 
   for_segments<kKeys32>(a, t, listed, [&](const SegmentRow& g, bool parents) {
     const int first = first_query(t, g, lane, x.lists ? listed : nullptr);
     const unsigned seen = __ballot_sync(kAllLanes, first != kNobody);
-    for_elements(seen & ~touched, [](float& k, float& v, float* at_k, float* at_v, int, int) { k = *at_k, v = *at_v; });
+    for_elements(seen & ~touched, [](float& k, float& v, float* at_k, float* at_v, int, int) {
+      k = *at_k;
+      v = *at_v;
+    });
     touched |= seen;
     const int begin = parents ? 0 : max(0, t.first - g.row);
     for (int head = kv * x.group; head < (kv + 1) * x.group; head++)
@@ -166,7 +172,10 @@ __global__ void __launch_bounds__(kThreads) key_gradients_f32(const Args<float> 
           });
       }
   });
-  for_elements(touched, [](float& k, float& v, float* at_k, float* at_v, int, int) { *at_k = k, *at_v = v; });
+  for_elements(touched, [](float& k, float& v, float* at_k, float* at_v, int, int) {
+    *at_k = k;
+    *at_v = v;
+  });
 }
 
 template <int kColumns, bool kBlocks>
@@ -304,7 +313,8 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
     two_stages(pieces, next, [&](int piece, int stage) {
       const int part = piece / tiles * tiles + (begin + piece % tiles * kQueries) / kRun;  // of the segment
       if (some && part != last_part) before.end_part(dk, dv);
-      some = true, last_part = part;
+      some = true;
+      last_part = part;
       Accumulator<kQueries> p = {}, ds = {};
       add_dots(p, k, own, q(stage));
       dots_to_p(p, lse[stage], x.softmax(), [&](LaneRow row, int query) {
@@ -438,9 +448,16 @@ Args<T> arguments(const char* op, const AttnBwd& a) {
   x.x = packed<T>(op, a);
   const int64_t n = a.q.shape[0], parents = a.pk.shape[0];
   expect(sizeof(T) == 4 || x.x.head_dim >= 2, op, ": head_dim 1 in bf16: a row of dq has no room for do.o");
-  x.d_o = matrix<const T>(a.d_o), x.o = matrix<const T>(a.o), x.dq = matrix<T>(a.dq);
-  x.dk = matrix<T>(a.dk), x.dv = matrix<T>(a.dv), x.dpk = matrix<T>(a.dpk), x.dpv = matrix<T>(a.dpv);
-  x.lse = a.lse.as<float>(), x.rows = static_cast<int>(n), x.parent_rows = static_cast<int>(parents);
+  x.d_o = matrix<const T>(a.d_o);
+  x.o = matrix<const T>(a.o);
+  x.dq = matrix<T>(a.dq);
+  x.dk = matrix<T>(a.dk);
+  x.dv = matrix<T>(a.dv);
+  x.dpk = matrix<T>(a.dpk);
+  x.dpv = matrix<T>(a.dpv);
+  x.lse = a.lse.as<float>();
+  x.rows = static_cast<int>(n);
+  x.parent_rows = static_cast<int>(parents);
   const auto same = [](const Tensor& x, const Tensor& y) {
     return x.data == y.data && x.shape == y.shape && x.stride == y.stride;
   };

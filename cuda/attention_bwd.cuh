@@ -26,7 +26,8 @@ __device__ __forceinline__ float get_delta(const float* dq) { return *dq; }
 __device__ __forceinline__ void put_delta(bf16* dq, float x) {
   bf16 half[2];
   memcpy(half, &x, sizeof x);
-  dq[0] = half[0], dq[1] = half[1];
+  dq[0] = half[0];
+  dq[1] = half[1];
 }
 __device__ __forceinline__ float get_delta(const bf16* dq) {
   const bf16 half[2] = {dq[0], dq[1]};
@@ -142,12 +143,16 @@ struct KeyItems {
     const int of_head = items_of(item) / x.group, head = p.index / of_head;
     int r = 0, i = p.index % of_head;
     for (int n; i >= (n = seen(item, r) * x.kv_heads); r++) i -= n;
-    item.entry = p.owner, item.first = i % seen(item, r) * kKeys;
-    item.kv = i / seen(item, r), item.head = item.kv * x.group + head;
+    item.entry = p.owner;
+    item.first = i % seen(item, r) * kKeys;
+    item.kv = i / seen(item, r);
+    item.head = item.kv * x.group + head;
     const int before = max(0, item.first - item.parent_len);  // own rows that do not see it
-    item.begin = max(r * kRun, before / 64 * 64), item.end = min(item.len, (r + 1) * kRun);
+    item.begin = max(r * kRun, before / 64 * 64);
+    item.end = min(item.len, (r + 1) * kRun);
     const int runs = ceil_div(item.len, kRun) - before / kRun;
-    item.part = head * runs + r - before / kRun, item.parts = x.group * runs;
+    item.part = head * runs + r - before / kRun;
+    item.parts = x.group * runs;
     return item;
   }
 };
@@ -226,7 +231,8 @@ class PartSums {
 #pragma unroll
     for (int i = 0; i < 2 * kEach; i++) {
       float& x = i < kEach ? dk.registers()[i] : dv.registers()[i - kEach];
-      work_[i * kThreads] = x, x = 0;
+      work_[i * kThreads] = x;
+      x = 0;
     }
     any_ = true;
   }
@@ -260,7 +266,9 @@ struct PartTurns {
         heads(a.x.kv_heads),
         one(a.one) {
     const int64_t all = int64_t{own_rows + (one ? 0 : ceil_div(a.parent_rows, 128) * 128)} * heads;
-    sums = a.work, tickets = reinterpret_cast<int*>(sums + all * 2 * padded), turns = tickets + 1;
+    sums = a.work;
+    tickets = reinterpret_cast<int*>(sums + all * 2 * padded);
+    turns = tickets + 1;
     seen = reinterpret_cast<unsigned*>(turns + all);
     count = 1 + all + all * words;
   }

@@ -68,7 +68,10 @@ __device__ __forceinline__ void add_in_turn(const PartTurns& p, const Args<bf16>
       float &x = pairs[0][row.i * 2], &y = pairs[0][row.i * 2 + 1], &z = pairs[1][row.i * 2],
             &w = pairs[1][row.i * 2 + 1];
       const float4 sum = key.turn > 0 ? at[i * 4] : make_float4(0, 0, 0, 0);
-      x = sum.x + x, y = sum.y + y, z = sum.z + z, w = sum.w + w;
+      x = sum.x + x;
+      y = sum.y + y;
+      z = sum.z + z;
+      w = sum.w + w;
       if (!is_last(key)) at[i * 4] = make_float4(x, y, z, w);
     }
     if (is_last(key)) to[row] = gradients_of(a, key.place >= 0, key.place >= 0 ? key.place : -1 - key.place, item.kv);
@@ -136,9 +139,16 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const PartTurns parts(a);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
-    prefetch_map(queries.q), prefetch_map(queries.d_o), prefetch_map(keys.k), prefetch_map(keys.v);
-    if (a.parent_rows > 0) prefetch_map(keys.pk), prefetch_map(keys.pv);
-    mbarrier_init(&s.keys_full, 2 * kProducers), mbarrier_init(&s.keys_empty, kConsumers);
+    prefetch_map(queries.q);
+    prefetch_map(queries.d_o);
+    prefetch_map(keys.k);
+    prefetch_map(keys.v);
+    if (a.parent_rows > 0) {
+      prefetch_map(keys.pk);
+      prefetch_map(keys.pv);
+    }
+    mbarrier_init(&s.keys_full, 2 * kProducers);
+    mbarrier_init(&s.keys_empty, kConsumers);
     s.ring.init(kConsumers);
     fence_proxy_async();
   }
@@ -162,7 +172,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
       __syncwarp();  // before lane 0 arrives
       mbarrier_wait(&s.keys_empty, (i + 1) % 2);
       if (item.len == 0) {
-        if (lane == 0) mbarrier_arrive(&s.keys_full), mbarrier_arrive(&s.keys_full);
+        if (lane == 0) {
+          mbarrier_arrive(&s.keys_full);
+          mbarrier_arrive(&s.keys_full);
+        }
         return;
       }
       gathers.begun(bring_keys(s.k, x, keys, item, item.kv, item.first, slots, place, &s.keys_full), &s.keys_full);
@@ -179,8 +192,10 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         auto& piece = s.pieces[n % kStages];
         Mbarrier* const full = s.ring.await_empty(n);
 #pragma unroll
-        for (int j = 0; j < kQueries / 32; j++)
-          piece.lse[lane + j * 32] = lse[j], piece.delta[lane + j * 32] = delta[j];
+        for (int j = 0; j < kQueries / 32; j++) {
+          piece.lse[lane + j * 32] = lse[j];
+          piece.delta[lane + j * 32] = delta[j];
+        }
         __syncwarp();
         const int row = item.row + begin, rows = item.len - begin;
         if (rows >= kQueries) {
@@ -207,7 +222,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   PerRow<int> first;  // the own row of the segment that is the first to see the key
   const auto multiply_keys = [&](int n) {
     s.ring.await_full(n);
-    wgmma_clear(p.registers()), wgmma_clear(ds.registers());
+    wgmma_clear(p.registers());
+    wgmma_clear(ds.registers());
     begin_dots(p, s.k, group, s.ring[n].q);
   };
   // p and ds of piece n, from own row `begin` on, whose k.q is on its way; p while v.do is computed.
@@ -219,7 +235,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
               [&](LaneRow row, int query) { return !decltype(masked)::value || begin + query >= first[row]; });
     wgmma_wait<0>(ds.registers());
     dots_to_ds<decltype(masked)::value>(ds, p, piece.delta);
-    p.round(p16), ds.round(ds16);
+    p.round(p16);
+    ds.round(ds16);
   };
   const auto add = [&](int n) {
     begin_weighted(dv, p16, s.ring[n].d_o);
@@ -228,7 +245,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const auto turn = [&](int n, int begin, auto masked) {
     add(n - 1);
     multiply_keys(n);
-    wgmma_wait<1>(dv.registers(), p16), wgmma_wait<1>(dk.registers(), ds16);
+    wgmma_wait<1>(dv.registers(), p16);
+    wgmma_wait<1>(dk.registers(), ds16);
     __syncwarp();  // everyone has read the piece
     if (lane == 0) s.ring.release(n - 1);
     weigh(n, begin, masked);
@@ -240,7 +258,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     for_rows([&](LaneRow row) { first[row] = item.first + own + row - item.parent_len; });
     // From here on every row of the segment sees all keys of the tile that it sees some time.
     const int whole = min(item.first + kOwnedRows - 1 - item.parent_len, item.len - 1);
-    wgmma_clear(dk.registers()), wgmma_clear(dv.registers());
+    wgmma_clear(dk.registers());
+    wgmma_clear(dv.registers());
     int begin = item.begin;
     multiply_keys(n);
     weigh(n++, begin, std::true_type{});
@@ -249,7 +268,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     __syncwarp();  // everyone is done with the item before
     if (lane == 0) mbarrier_arrive(&s.keys_empty);
     add(n - 1);
-    wgmma_wait<0>(dv.registers(), p16), wgmma_wait<0>(dk.registers(), ds16);
+    wgmma_wait<0>(dv.registers(), p16);
+    wgmma_wait<0>(dk.registers(), ds16);
     __syncwarp();  // everyone has read the piece
     if (lane == 0) s.ring.release(n - 1);
     add_in_turn(parts, a, item, item.rows + own, dk, dv);
@@ -292,7 +312,9 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   if (t.len == 0) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
-    prefetch_map(queries.q), prefetch_map(queries.d_o), prefetch_maps(keys, t);
+    prefetch_map(queries.q);
+    prefetch_map(queries.d_o);
+    prefetch_maps(keys, t);
     mbarrier_init(&s.q_full, 1);
     s.ring.init(t.readers(), kProducers);
     fence_proxy_async();
@@ -331,7 +353,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   Accumulator<kSlots> p, ds;
   uint32_t weights[kSlots / 16][4];
   const auto multiply_keys = [&](int i) {
-    wgmma_clear(p.registers()), wgmma_clear(ds.registers());
+    wgmma_clear(p.registers());
+    wgmma_clear(ds.registers());
     begin_dots(p, s.q, group, s.ring[i].k);
     begin_dots(ds, s.d_o, group, s.ring[i].v);
   };

@@ -140,11 +140,16 @@ __device__ Row find_row(const Args<T>& a, int z) {
   const Packed<T>& x = a.x;
   Row r{};
   r.t = find_tile<1>(x.segments, x.n_segments, blockIdx.x);
-  r.row = r.t.row + r.t.first, r.kv = blockIdx.y, r.head = r.kv * x.group + z * kHeads;
+  r.row = r.t.row + r.t.first;
+  r.kv = blockIdx.y;
+  r.head = r.kv * x.group + z * kHeads;
   r.heads = min(kHeads, x.group - z * kHeads);
-  r.total = r.t.parent_len + r.t.first + 1, r.block = a.blocks.block;
-  if (r.t.len && a.blocks.listed(r.row, r.total))
-    r.list = a.blocks.list(r.row, r.kv), r.budget = a.blocks.budget[r.row];
+  r.total = r.t.parent_len + r.t.first + 1;
+  r.block = a.blocks.block;
+  if (r.t.len && a.blocks.listed(r.row, r.total)) {
+    r.list = a.blocks.list(r.row, r.kv);
+    r.budget = a.blocks.budget[r.row];
+  }
   return r;
 }
 

@@ -112,8 +112,10 @@ struct ListedTiles {
       t.listed = ~Listed{0} >> (64 - min(block, total - entry * block))
                                    << (place * kPageSlots + entry % in_page * block);
     for (int o = 1; o < 32; o *= 2) t.listed |= __shfl_xor_sync(kAllLanes, t.listed, o);
-    for (int& p : t.page)
-      p = __shfl_sync(kAllLanes, page, max(0, __ffs(static_cast<int>(firsts)) - 1)), firsts &= firsts - 1;
+    for (int& p : t.page) {
+      p = __shfl_sync(kAllLanes, page, max(0, __ffs(static_cast<int>(firsts)) - 1));
+      firsts &= firsts - 1;
+    }
     next += __popc(__ballot_sync(kAllLanes, mine));
     return t;
   }
@@ -131,7 +133,10 @@ struct SoftmaxRows {
   __device__ __forceinline__ PerRow<float> weigh(Accumulator<kBlock16>& s, const Softmax& softmax, Visible visible) {
     PerRow<int> sees;
     PerRow<float> m, fix, part = {};
-    for_rows([&](LaneRow row) { sees[row] = kMasked ? visible(row) : 0, m[row] = -INFINITY; });
+    for_rows([&](LaneRow row) {
+      sees[row] = kMasked ? visible(row) : 0;
+      m[row] = -INFINITY;
+    });
     s.for_each([&](LaneRow row, int slot, float x) {
       if (!kMasked || slot < sees[row]) m[row] = fmaxf(m[row], x);
     });
@@ -153,7 +158,8 @@ struct SoftmaxRows {
     PerRow<CutFactors> f = {};
     for_rows([&](LaneRow row) {
       f[row] = add_cut(row, quad_sum(sum[row]));
-      top[row] = -INFINITY, sum[row] = 0;
+      top[row] = -INFINITY;
+      sum[row] = 0;
     });
     return f;
   }
@@ -181,7 +187,8 @@ struct SoftmaxRows {
     if (cuts)
       for_pairs<kN>([&](int i) {
         const float2 before = total(i), x = ended.v[i % 2] ? before : add(f.v[i % 2], before, o + i * 2);
-        o[i * 2] = x.x, o[i * 2 + 1] = x.y;
+        o[i * 2] = x.x;
+        o[i * 2 + 1] = x.y;
       });
   }
   __device__ __forceinline__ float log_sum(LaneRow row) const {
@@ -192,7 +199,8 @@ struct SoftmaxRows {
   // The sums of a row's cut go into those of the cuts before.
   __device__ __forceinline__ CutFactors add_cut(LaneRow row, float cut_sum) {
     if (cuts) return merge_cut(whole_top[row], whole_sum[row], top[row], cut_sum);
-    whole_top[row] = top[row], whole_sum[row] = cut_sum;
+    whole_top[row] = top[row];
+    whole_sum[row] = cut_sum;
     return {};
   }
   static __device__ __forceinline__ float2 add(CutFactors f, float2 before, const float* o) {
@@ -273,7 +281,10 @@ struct Rows16 {
         fix[row] = rise(rows.top[row], softmax.score(quad_max(m)));
       });
       if (__any_sync(kAllLanes, fix.v[0] != 1 || fix.v[1] != 1))
-        for_rows([&](LaneRow row) { acc.scale(row, fix[row]), rows.sum[row] *= fix[row]; });
+        for_rows([&](LaneRow row) {
+          acc.scale(row, fix[row]);
+          rows.sum[row] *= fix[row];
+        });
       for_rows([&](LaneRow row) {
         x.for_row(row, [&](int slot, float& z) {
           const float weight = softmax.cubic(z, rows.top[row]);
@@ -368,7 +379,10 @@ struct SharedRows16 {
   }
 
   // Behind the last block; then one of the two below.
-  __device__ __forceinline__ void finish() { rows.whole_top = rows.top, rows.whole_sum = take_sums(); }
+  __device__ __forceinline__ void finish() {
+    rows.whole_top = rows.top;
+    rows.whole_sum = take_sums();
+  }
   // The outputs of the first `n` rows before the division, their maximum and their sum to where place(row) says.
   template <class Place>
   __device__ __forceinline__ void leave(int n, Place place, int channels) {
@@ -379,14 +393,19 @@ struct SharedRows16 {
       acc.for_row(row, [&](int c, float x) {
         if (first + c < channels) to[first + c] = x;
       });
-      if (first == 0 && leads_quad()) to[channels] = rows.whole_top[row], to[channels + 1] = rows.whole_sum[row];
+      if (first == 0 && leads_quad()) {
+        to[channels] = rows.whole_top[row];
+        to[channels + 1] = rows.whole_sum[row];
+      }
     });
   }
   // The maximum of each row, and 1 / its sum.
   __device__ __forceinline__ void share_totals() {
     for_rows([&](LaneRow row) {
-      if (warp() == 0 && leads_quad())
-        shared.top[0][row] = rows.whole_top[row], shared.top[1][row] = 1.f / rows.whole_sum[row];
+      if (warp() == 0 && leads_quad()) {
+        shared.top[0][row] = rows.whole_top[row];
+        shared.top[1][row] = 1.f / rows.whole_sum[row];
+      }
     });
   }
   // The results of the first `n` rows to where place(row) says.

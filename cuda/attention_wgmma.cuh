@@ -75,13 +75,20 @@ inline SlotMaps slot_maps(const char* op, const Packed<bf16>& x, int64_t rows, i
     return heads_map(op, m, n, x.kv_heads, x.head_dim, kSlots);
   };
   SlotMaps maps{map(x.k, rows), map(x.v, rows), {}, {}};
-  if (parent_rows > 0) maps.pk = map(x.pk, parent_rows), maps.pv = map(x.pv, parent_rows);
+  if (parent_rows > 0) {
+    maps.pk = map(x.pk, parent_rows);
+    maps.pv = map(x.pv, parent_rows);
+  }
   return maps;
 }
 // Those that the tile's slots are copied by.
 __device__ __forceinline__ void prefetch_maps(const SlotMaps& maps, const Tile& t) {
-  prefetch_map(maps.k), prefetch_map(maps.v);
-  if (t.parent_len > 0) prefetch_map(maps.pk), prefetch_map(maps.pv);
+  prefetch_map(maps.k);
+  prefetch_map(maps.v);
+  if (t.parent_len > 0) {
+    prefetch_map(maps.pk);
+    prefetch_map(maps.pv);
+  }
 }
 // Brings keys or values of the slots from `begin` on, of `slots`, and zeros, by warps with a strip of 32 each, of which
 // a lane knows the place of its slot.  at(place): an address.  Returns whether the warp gathers its strip by cp.async;
@@ -215,9 +222,11 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
   if (t.len == 0) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
-    prefetch_map(q), prefetch_maps(maps, t);
+    prefetch_map(q);
+    prefetch_maps(maps, t);
     mbarrier_init(&s.q_full, 1);
-    s.k.init(t.readers(), Block::kProducers), s.v.init(t.readers(), Block::kProducers);
+    s.k.init(t.readers(), Block::kProducers);
+    s.v.init(t.readers(), Block::kProducers);
     fence_proxy_async();
   }
   __syncthreads();
@@ -244,7 +253,8 @@ __global__ void __launch_bounds__(WgmmaAttention<kD>::kThreads, 1)
         gathers.begun(bring_values(s.v[i - 1].rows, x, maps, t, t.kv, (i - 1) * kBlock16, slots, of_values, full),
                       full);
       }
-      of_values = of_keys, of_keys = next;
+      of_values = of_keys;
+      of_keys = next;
     }
     gathers.end();
     return;

@@ -29,11 +29,14 @@ __device__ __forceinline__ void summarise(BlockSummary kind, int n, Key key, Put
   float low = key(0), high = low, sum = 0.f + low;
   for (int i = 1; i < n; i++) {
     const float x = key(i);
-    low = x < low ? x : low, high = x > high ? x : high, sum += x;
+    low = x < low ? x : low;
+    high = x > high ? x : high;
+    sum += x;
   }
-  if (kind == BlockSummary::minmax)
-    put(0, low), put(1, high);
-  else
+  if (kind == BlockSummary::minmax) {
+    put(0, low);
+    put(1, high);
+  } else
     put(0, sum * (1.f / static_cast<float>(n)));
 }
 
@@ -244,17 +247,24 @@ __device__ void take_best(int32_t* list, int n, int first, const float* score, i
   int2 own{0, 0};
   for (int i = begin; i < stop; i++) {
     const uint32_t x = ordered(score[i]);
-    own.x += x > least.key, own.y += x == least.key;
+    own.x += x > least.key;
+    own.y += x == least.key;
   }
   int2 upto = own;
   for (int o = 1; o < 32; o *= 2) {
     const int above = __shfl_up_sync(kAllLanes, upto.x, o), equal = __shfl_up_sync(kAllLanes, upto.y, o);
-    if (lane >= o) upto.x += above, upto.y += equal;
+    if (lane >= o) {
+      upto.x += above;
+      upto.y += equal;
+    }
   }
   if (lane == 31) sums[warp] = upto;
   __syncthreads();
   int above = upto.x - own.x, equal = upto.y - own.y;
-  for (int w = 0; w < warp; w++) above += sums[w].x, equal += sums[w].y;
+  for (int w = 0; w < warp; w++) {
+    above += sums[w].x;
+    equal += sums[w].y;
+  }
   int32_t* to = list + above + min(equal, least.ties);
   for (int i = begin; i < stop; i++) {
     const uint32_t x = ordered(score[i]);
@@ -379,11 +389,18 @@ void kv_block_select(const KvBlockSelect& a, Stream stream) {
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
     OfPages<T> x{};
-    x.p = page_table(op, a), x.rule = rule_of(a);
-    x.q = a.q.as<T>(), x.summary = a.summary.as<T>(), x.q_stride = a.q.stride[0];
-    x.budget = a.budget.as<int32_t>(), x.score = a.score.as<float>(), x.blocks = a.blocks.as<int32_t>();
-    x.max_scored = static_cast<int>(a.score.shape[2]), x.max_listed = static_cast<int>(a.blocks.shape[2]);
-    x.heads = static_cast<int>(heads), x.vector = aligned16(a.summary, {head_dim});
+    x.p = page_table(op, a);
+    x.rule = rule_of(a);
+    x.q = a.q.as<T>();
+    x.summary = a.summary.as<T>();
+    x.q_stride = a.q.stride[0];
+    x.budget = a.budget.as<int32_t>();
+    x.score = a.score.as<float>();
+    x.blocks = a.blocks.as<int32_t>();
+    x.max_scored = static_cast<int>(a.score.shape[2]);
+    x.max_listed = static_cast<int>(a.blocks.shape[2]);
+    x.heads = static_cast<int>(heads);
+    x.vector = aligned16(a.summary, {head_dim});
     if (rows == 0 || a.scored == 0) return;
     const size_t smem = query_bytes(a.kind, heads / kv_heads, head_dim);
     expect(smem <= kSmem, op, ": q ", a.q.str(), " does not fit in shared memory");
@@ -406,13 +423,25 @@ void attn_block_select(const AttnBlockSelect& a, Stream stream) {
   with_act(op, a.q, [&](auto type) {
     using T = decltype(type);
     OfSegments<T> x{};
-    x.summary = a.summary.as<T>(), x.room = static_cast<int>(a.summary.shape[2]), x.kind = a.kind;
-    x.q = a.q.as<T>(), x.k = a.k.as<T>(), x.pk = a.pk.as<T>();
-    x.q_stride = a.q.stride[0], x.k_stride = a.k.stride[0], x.pk_stride = a.pk.stride[0];
-    x.segments = entries(op, a.segments), x.n_segments = static_cast<int>(a.segments.shape[0]);
-    x.heads = static_cast<int>(heads), x.kv_heads = static_cast<int>(kv_heads), x.head_dim = static_cast<int>(head_dim);
-    x.rule = rule_of(a), x.budget = a.budget.as<int32_t>(), x.blocks = a.blocks.as<int32_t>();
-    x.max_listed = static_cast<int>(a.blocks.shape[2]), x.max_scored = static_cast<int>(most_blocks);
+    x.summary = a.summary.as<T>();
+    x.room = static_cast<int>(a.summary.shape[2]);
+    x.kind = a.kind;
+    x.q = a.q.as<T>();
+    x.k = a.k.as<T>();
+    x.pk = a.pk.as<T>();
+    x.q_stride = a.q.stride[0];
+    x.k_stride = a.k.stride[0];
+    x.pk_stride = a.pk.stride[0];
+    x.segments = entries(op, a.segments);
+    x.n_segments = static_cast<int>(a.segments.shape[0]);
+    x.heads = static_cast<int>(heads);
+    x.kv_heads = static_cast<int>(kv_heads);
+    x.head_dim = static_cast<int>(head_dim);
+    x.rule = rule_of(a);
+    x.budget = a.budget.as<int32_t>();
+    x.blocks = a.blocks.as<int32_t>();
+    x.max_listed = static_cast<int>(a.blocks.shape[2]);
+    x.max_scored = static_cast<int>(most_blocks);
     x.vector = aligned16(a.summary, {head_dim});
     // A segment has a summary for each whole block.
     if (const int64_t most = a.slots / a.block; most && kv_heads)

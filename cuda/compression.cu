@@ -85,8 +85,10 @@ __global__ void __launch_bounds__(kThreads) choose(const SelectArgs a) {
     __syncthreads();
     if (threadIdx.x < 32) find_digit(&digit, count, left);
     __syncthreads();
-    least |= static_cast<uint32_t>(digit.value) << shift, known |= 255u << shift;
-    left = digit.left, surplus = digit.equal - digit.left;
+    least |= static_cast<uint32_t>(digit.value) << shift;
+    known |= 255u << shift;
+    left = digit.left;
+    surplus = digit.equal - digit.left;
   }
   // Of equal scores the larger slots win: the first `surplus` ones with the least key go.
   const int warp = threadIdx.x / 32;
@@ -97,12 +99,19 @@ __global__ void __launch_bounds__(kThreads) choose(const SelectArgs a) {
     const uint32_t u = s < end ? key(s) : 0;
     const bool is_above = s < end && u > least, is_equal = s < end && u == least;
     const unsigned above_mask = __ballot_sync(kAllLanes, is_above), equal_mask = __ballot_sync(kAllLanes, is_equal);
-    if (threadIdx.x % 32 == 0) above_of[warp] = __popc(above_mask), equal_of[warp] = __popc(equal_mask);
+    if (threadIdx.x % 32 == 0) {
+      above_of[warp] = __popc(above_mask);
+      equal_of[warp] = __popc(equal_mask);
+    }
     __syncthreads();
     int above_here = above + __popc(above_mask & below), equal_here = equal + __popc(equal_mask & below);
     for (int w = 0; w < kWarps; w++) {
-      if (w < warp) above_here += above_of[w], equal_here += equal_of[w];
-      above += above_of[w], equal += equal_of[w];
+      if (w < warp) {
+        above_here += above_of[w];
+        equal_here += equal_of[w];
+      }
+      above += above_of[w];
+      equal += equal_of[w];
     }
     if (is_above || (is_equal && equal_here >= surplus))
       for (int h = 0; h < heads; h++) keep[h * a.max_keep + above_here + max(0, equal_here - surplus)] = s;
@@ -185,10 +194,16 @@ struct MovedKeys {
       for (int p = 0; p < kPages; p++)
         if (__any_sync(kAllLanes, moves && page == p)) mask |= 1u << p;
       const int count = __popc(__ballot_sync(kAllLanes, is_here));
-      if (threadIdx.x % 32 == 0) here[warp] = count, pages[warp] = mask;
+      if (threadIdx.x % 32 == 0) {
+        here[warp] = count;
+        pages[warp] = mask;
+      }
       __syncthreads();  // the round before has been stored, too
       mask = 0;
-      for (int w = 0; w < kSlots / 32; w++) next += here[w], mask |= pages[w];
+      for (int w = 0; w < kSlots / 32; w++) {
+        next += here[w];
+        mask |= pages[w];
+      }
       constexpr int kPacks = kPageSlots / kPack<T>;  // of a line
       for (int i = threadIdx.x; i < kPages * kChannels * kPacks; i += kThreads) {
         const int p = i / (kChannels * kPacks), d = i / kPacks % kChannels, slot = i % kPacks * kPack<T>;
@@ -242,9 +257,14 @@ void kv_select(const KvSelect& a, Stream stream) {
   const char* op = "kv_select";
   const int64_t kv_heads = a.keep.shape[1];
   SelectArgs args{};
-  args.compressions = compressions_of(a.compressions, {}, kv_heads), args.keep = a.keep.as<int32_t>();
-  args.max_keep = a.keep.shape[2], args.shared_heads = a.shared_heads;
-  if (a.score) args.score = a.score.as<float>(), args.max_slots = a.score.shape[2];
+  args.compressions = compressions_of(a.compressions, {}, kv_heads);
+  args.keep = a.keep.as<int32_t>();
+  args.max_keep = a.keep.shape[2];
+  args.shared_heads = a.shared_heads;
+  if (a.score) {
+    args.score = a.score.as<float>();
+    args.max_slots = a.score.shape[2];
+  }
   if (args.compressions.count == 0) return;
   launch(op, choose,
          {.grid = blocks(op, args.compressions.count * (a.shared_heads ? 1 : kv_heads), 1), .block = kThreads}, stream,

@@ -110,7 +110,8 @@ struct DotTile {
   int head_dim;
 
   __device__ explicit DotTile(int head_dim) : rows(dynamic_smem<float>()), head_dim(head_dim) {
-    columns = rows + head_dim * kRowStep, z = columns + kDepth * kColumns;
+    columns = rows + head_dim * kRowStep;
+    z = columns + kDepth * kColumns;
   }
 
   __device__ float* end() const { return z + kRows * kColumnStep; }
@@ -195,7 +196,8 @@ struct DotTile<bf16, kRows, kColumns> {
 
   __device__ explicit DotTile(int head_dim)
       : rows(dynamic_smem<bf16>()), head_dim(head_dim), depth(round_up(head_dim, 16)) {
-    columns = rows + depth * kRowStep, z = reinterpret_cast<float*>(columns + kDepth * kLineStep);
+    columns = rows + depth * kRowStep;
+    z = reinterpret_cast<float*>(columns + kDepth * kLineStep);
   }
 
   __device__ float* end() const { return z + kRows * kColumnStep; }

@@ -107,7 +107,10 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) window_scores(const Win
       return Query<T>{
           i < count * group ? a.windows + row * a.window_stride + (h * group + i % group) * a.head_dim : nullptr, 0};
     });
-    for (int row = own; row < kTileRows; row += kDown) tops[row][lane] = -INFINITY, sums[row][lane] = 0;
+    for (int row = own; row < kTileRows; row += kDown) {
+      tops[row][lane] = -INFINITY;
+      sums[row][lane] = 0;
+    }
     for (int pass = 0; pass < 3; pass++) {
       for (int begin = base; begin < end_of(newest); begin += kTileSlots) {
         float* const z = held + (a.kept ? begin - base : 0);
@@ -134,7 +137,8 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) window_scores(const Win
             if (pass == 1 && seen) sum += exp_f32(x - top);
             if (pass == 2) x = seen ? exp_f32(x - top) / sum : 0.f;
           }
-          tops[row][lane] = top, sums[row][lane] = sum;
+          tops[row][lane] = top;
+          sums[row][lane] = sum;
         }
         if (pass < 2) continue;
         __syncthreads();
@@ -183,11 +187,16 @@ struct Column {
   int last = -1;
   __device__ __forceinline__ void add(float s, int row, bool is_similar) {
     sum += s;
-    if (is_similar) last = row, similar = s;
+    if (is_similar) {
+      last = row;
+      similar = s;
+    }
   }
   __device__ __forceinline__ void store(const RedundancyArgs& a, const KvCompression& e, int column) const {
     if (column < e.first || column >= e.slots) return;
-    a.values(0)[column] = sum, a.values(1)[column] = static_cast<float>(last), a.values(2)[column] = similar;
+    a.values(0)[column] = sum;
+    a.values(1)[column] = static_cast<float>(last);
+    a.values(2)[column] = similar;
   }
 };
 
@@ -287,7 +296,10 @@ __global__ void __launch_bounds__(ColumnsOfS<kD>::kBlock, ColumnsOfS<kD>::kBlock
 #pragma unroll
     for (int k = 0; k < kD / 16; k++)
       load_a<Major::mn>(keys[t][k], [&](int i, int d) { return S::keys(stage).at(16 * k + d, at % kPiece + i); });
-    for_rows([&](LaneRow i) { inverse[t][i] = S::norms(stage)[at % kPiece + i], column[t][i] = {}; });
+    for_rows([&](LaneRow i) {
+      inverse[t][i] = S::norms(stage)[at % kPiece + i];
+      column[t][i] = {};
+    });
   }
   __syncthreads();
   for (int i = 0; i < S::kStages - 1; i++) fetch(i, base + i * kPiece);
@@ -338,7 +350,10 @@ __global__ void __launch_bounds__(ColumnsOfS<kD>::kBlock, ColumnsOfS<kD>::kBlock
       for (int o = 1; o < 4; o *= 2) {
         const int later = __shfl_xor_sync(kAllLanes, x.last, o);
         const float there = __shfl_xor_sync(kAllLanes, x.similar, o);
-        if (later > x.last) x.last = later, x.similar = there;
+        if (later > x.last) {
+          x.last = later;
+          x.similar = there;
+        }
       }
       if (leads_quad()) x.store(a, e, first_own + 16 * t + i);
     });
@@ -441,7 +456,8 @@ void kv_window_scores(const KvWindowScores& a, Stream stream) {
     const int64_t query = slots * (a.aggregate == GqaAgg::mean_prob ? group : 1) * int64_t{sizeof(float)};
     const int64_t room = kWindowBytes - static_cast<int64_t>(bytes), fit = std::min<int64_t>(most, room / query);
     if (fit > 0 && ceil_div<int64_t>(a.window, fit) <= 3 * ceil_div<int64_t>(a.window, most)) {
-      args.at_once = static_cast<int>(fit), args.kept = static_cast<int>(slots);
+      args.at_once = static_cast<int>(fit);
+      args.kept = static_cast<int>(slots);
       bytes += static_cast<size_t>(fit * query);
     }
     launch(

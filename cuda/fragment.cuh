@@ -91,7 +91,8 @@ struct Accumulator {
     for (int n = 0; n < kTiles; n++)
       for_rows([&](LaneRow row) {
         const float2 x = f(row, lane_column(n));
-        tile[n][row.i * 2] += x.x, tile[n][row.i * 2 + 1] += x.y;
+        tile[n][row.i * 2] += x.x;
+        tile[n][row.i * 2 + 1] += x.y;
       });
   }
 

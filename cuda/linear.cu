@@ -72,8 +72,14 @@ struct Forward {
     *reinterpret_cast<__nv_bfloat162*>(&y[row * y_stride + column]) = rounded_pair(column, sum, before);
   }
   __device__ __nv_bfloat162 rounded_pair(int column, float2 sum, __nv_bfloat162 before) const {
-    if (bias && column < columns) sum.x += to_float(bias[column]), sum.y += to_float(bias[column + 1]);
-    if (residual) sum.x += to_float(before.x), sum.y += to_float(before.y);
+    if (bias && column < columns) {
+      sum.x += to_float(bias[column]);
+      sum.y += to_float(bias[column + 1]);
+    }
+    if (residual) {
+      sum.x += to_float(before.x);
+      sum.y += to_float(before.y);
+    }
     return __floats2bfloat162_rn(sum.x, sum.y);
   }
   __device__ __nv_bfloat162 before_pair(int row, int column) const {
@@ -160,7 +166,10 @@ __global__ void __launch_bounds__(kThreads) multiply(const Product p) {
     for (int k = 0; k < depth; k++) {
       float u[kEach], v[kEach];
 #pragma unroll
-      for (int i = 0; i < kEach; i++) u[i] = a[k][y + kSide * i], v[i] = b[k][x + kSide * i];
+      for (int i = 0; i < kEach; i++) {
+        u[i] = a[k][y + kSide * i];
+        v[i] = b[k][x + kSide * i];
+      }
 #pragma unroll
       for (int i = 0; i < kEach; i++)
 #pragma unroll
@@ -292,13 +301,22 @@ Forward<T, kTranspose> forward_product(const Tensor& y, const Tensor& x, const W
                                        const Tensor& residual, const LinearParts& parts) {
   const int64_t rows = y.shape[0], columns = y.shape[1], depth = x.shape[1];
   Forward<T, kTranspose> p{};
-  p.y = y.as<T>(), p.x = x.as<T>(), p.packed = w.packed.as<T>();
-  p.bias = bias ? bias.as<T>() : nullptr, p.residual = residual ? residual.as<T>() : nullptr;
-  p.y_stride = y.stride[0], p.x_stride = x.stride[0], p.residual_stride = residual.stride[0];
-  p.rows = static_cast<int>(rows), p.columns = static_cast<int>(columns), p.depth = static_cast<int>(depth);
+  p.y = y.as<T>();
+  p.x = x.as<T>();
+  p.packed = w.packed.as<T>();
+  p.bias = bias ? bias.as<T>() : nullptr;
+  p.residual = residual ? residual.as<T>() : nullptr;
+  p.y_stride = y.stride[0];
+  p.x_stride = x.stride[0];
+  p.residual_stride = residual.stride[0];
+  p.rows = static_cast<int>(rows);
+  p.columns = static_cast<int>(columns);
+  p.depth = static_cast<int>(depth);
   p.part = static_cast<int>(linear_part(columns, depth));
-  if (const int64_t n = linear_parts_apart(rows, columns, depth); parts.sums && n > 0)
-    p.sums = parts.sums.as<float>(), p.arrivals = reinterpret_cast<unsigned*>(parts.arrivals.as<int32_t>());
+  if (const int64_t n = linear_parts_apart(rows, columns, depth); parts.sums && n > 0) {
+    p.sums = parts.sums.as<float>();
+    p.arrivals = reinterpret_cast<unsigned*>(parts.arrivals.as<int32_t>());
+  }
   const auto even = [](const Tensor& t) {
     return reinterpret_cast<uintptr_t>(t.data) % 4 == 0 && t.stride[0] % 2 == 0;
   };
@@ -373,14 +391,19 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
     using T = decltype(type);
     if (outputs == 0 || inputs == 0) return;
     WeightGradient<T> p{};
-    p.dw = a.dw.as<float>(), p.dy_stride = a.dy.stride[0], p.x_stride = a.x.stride[0];
-    p.rows = static_cast<int>(outputs), p.columns = static_cast<int>(inputs);
+    p.dw = a.dw.as<float>();
+    p.dy_stride = a.dy.stride[0];
+    p.x_stride = a.x.stride[0];
+    p.rows = static_cast<int>(outputs);
+    p.columns = static_cast<int>(inputs);
     p.pairs = reinterpret_cast<uintptr_t>(p.dw) % 8 == 0 && inputs % 2 == 0;
     const int64_t most = p.kContinues ? rows : p.part;
     for (int64_t first = 0; first < rows; first += most) {
       const int64_t n = std::min(most, rows - first);
       const Tensor dy = a.dy.rows(first, n), x = a.x.rows(first, n);
-      p.dy = dy.as<T>(), p.x = x.as<T>(), p.depth = static_cast<int>(n);
+      p.dy = dy.as<T>();
+      p.x = x.as<T>();
+      p.depth = static_cast<int>(n);
       if constexpr (std::is_same_v<T, bf16>) {
         multiply_rows(op, aligned16(dy, {p.dy_stride}) && aligned16(x, {p.x_stride}), p, stream);
       } else {

@@ -119,7 +119,10 @@ struct Descriptors {
       const auto columns = static_cast<uint64_t>(t.shape[0]), rows = static_cast<uint64_t>(t.shape[1]);
       check(lt().MatrixLayoutCreate(&layout, type_of(t), rows, columns, leading(t)), p.op, t);
     };
-    create(a, p.b), create(b, p.a), create(c, p.added()), create(d, p.d);
+    create(a, p.b);
+    create(b, p.a);
+    create(c, p.added());
+    create(d, p.d);
     check(lt().MatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), p.op, p);
     const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
       check(lt().MatmulDescSetAttribute(product, attribute, &value, sizeof value), p.op, p);
@@ -267,7 +270,10 @@ void linear_bwd_weight(const LinearBwdWeight& a, Stream stream) {
 void adamw(const AdamW& a, Stream stream) {
   AdamW b = a;
   if (a.p.rank == 3) {
-    b.p = a.p.flat().rows(0, a.grad.size()), b.grad = a.grad.flat(), b.m = a.m.flat(), b.v = a.v.flat();
+    b.p = a.p.flat().rows(0, a.grad.size());
+    b.grad = a.grad.flat();
+    b.m = a.m.flat();
+    b.v = a.v.flat();
     if (a.master) b.master = a.master.flat();
   }
   PARE_CUDA::adamw(b, stream);

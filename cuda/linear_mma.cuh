@@ -156,10 +156,12 @@ __device__ __forceinline__ void finish_tile(const Product& p, Accumulator<kColum
               return exists(r, c) ? *p.sum_of_part(part, r, c) : float2{};
             });
         };
-        if constexpr (kColumns > 144)  // more loads at once do not fit into registers
-          add_parts(total[m].half(0), column), add_parts(total[m].half(1), column + kColumns / 2);
-        else
+        if constexpr (kColumns > 144) {  // more loads at once do not fit into registers
+          add_parts(total[m].half(0), column);
+          add_parts(total[m].half(1), column + kColumns / 2);
+        } else {
           add_parts(total[m], column);
+        }
       }
     }
   // Groups of pairs load their addends before they store a sum: the compiler cannot move a load above a store.

@@ -200,7 +200,10 @@ __device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& 
     }
     fence_proxy_async();
     __syncwarp();
-    if (lane == 0) tensor_store(map, first_column, first_row, box), store_commit();
+    if (lane == 0) {
+      tensor_store(map, first_column, first_row, box);
+      store_commit();
+    }
   }
 }
 
@@ -245,7 +248,9 @@ __device__ __forceinline__ void sum_tiles(const Product& p, Accumulator<kColumns
         const float s = tree_of_quad(sum), w = tree_of_quad(weighted);
         if (exists && leads_quad()) {
           float* const numbers_of_tile = to + 3 * (column / kVocabTile + v);
-          numbers_of_tile[0] = top, numbers_of_tile[1] = s, numbers_of_tile[2] = w;
+          numbers_of_tile[0] = top;
+          numbers_of_tile[1] = s;
+          numbers_of_tile[2] = w;
         }
       }
     });
@@ -272,14 +277,18 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
             tiles = tiles_down(p.rows, kRows, share) * ceil_div(p.columns, kColumns);
   const auto [first_k, depth] = depth_of_block(p);
   if (threadIdx.x == 0) {
-    prefetch_map(maps.a), prefetch_map(maps.b);
+    prefetch_map(maps.a);
+    prefetch_map(maps.b);
     if (maps.by_boxes) prefetch_map(maps.y);
     ring.init(Block::kConsumers * share.blocks);
     fence_proxy_async();
     fence_mbarrier_init();
   }
   // No block of a cluster is reached before its barriers are there, nor while it leaves.
-  const auto meet = [&] { cluster_arrive(), cluster_wait(); };
+  const auto meet = [&] {
+    cluster_arrive();
+    cluster_wait();
+  };
   if (share.blocks > 1)
     meet();
   else
@@ -310,7 +319,10 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   for (int filling = 0, t = first_tile; t < tiles; t += next_tile) {
     if constexpr (kParts)
 #pragma unroll
-      for (int m = 0; m < kDown; m++) total[m] = {}, sum[m] = {};  // so `sum` needs no registers as a tile is finished
+      for (int m = 0; m < kDown; m++) {
+        total[m] = {};
+        sum[m] = {};  // so it needs no registers as a tile is finished
+      }
     bool adds = false;
     const auto end_part = [&] {
 #pragma unroll
@@ -340,12 +352,16 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
 #pragma unroll
       for (int m = 0; m < kDown; m++) wgmma_wait<0>(sum[m].registers());
       if (lane < share.blocks) ring.release_to(lane, filling);
-      filling++, adds = true;
+      filling++;
+      adds = true;
     };
     const int whole = depth / kWgmmaDepth;
     for (int i = 0, left = p.part / kWgmmaDepth; i < whole; i++) {
       add(std::integral_constant<int, 4>{});
-      if (kParts && --left == 0) end_part(), left = p.part / kWgmmaDepth;
+      if (kParts && --left == 0) {
+        end_part();
+        left = p.part / kWgmmaDepth;
+      }
     }
     switch (ceil_div(depth % kWgmmaDepth, 16)) {
       case 1:

@@ -23,7 +23,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int count = ceil_div(vocabulary, kVocabTile);
   float* const row = tiles + int64_t{blockIdx.x} * 3 * (count + 1);
   sum_tiles(z, vocabulary, [&](int tile, float m, float sum, float weighted) {
-    row[3 * tile] = m, row[3 * tile + 1] = sum, row[3 * tile + 2] = weighted;
+    row[3 * tile] = m;
+    row[3 * tile + 1] = sum;
+    row[3 * tile + 2] = weighted;
   });
   if (target && threadIdx.x == 0) row[3 * count] = z.at(target[blockIdx.x]);
 }
@@ -161,8 +163,11 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
     token.kl = forward ? kl_to(zq, z, q, d, a.vocabulary) : kl_to(z, zq, d, q, a.vocabulary);
   }
   if (threadIdx.x == 0) {
-    a.logprob[r] = lp, a.entropy[r] = d.entropy();
-    a.loss[r] = token.policy, a.kl[r] = token.kl, a.clipped[r] = token.clipped;
+    a.logprob[r] = lp;
+    a.entropy[r] = d.entropy();
+    a.loss[r] = token.policy;
+    a.kl[r] = token.kl;
+    a.clipped[r] = token.clipped;
   }
   const float kl_weight = a.kl_weight[r] * spec.kl_coef;
   const Slope s{.c = a.weight[r] * token.d_policy + kl_weight * token.d_kl,

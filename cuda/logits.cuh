@@ -132,7 +132,8 @@ __device__ __forceinline__ void sum_tiles(const Scaled<T>& z, int vocabulary, Pu
     float sum = 0, weighted = 0;
 #pragma unroll
     for (int i = 0; i < kIds; i++) add_to_tile(sum, weighted, x[i] - base);  // +0 behind the last
-    sum = tree(sum), weighted = tree(weighted);
+    sum = tree(sum);
+    weighted = tree(weighted);
     if (lane == 0 && tile * kVocabTile < vocabulary) put(tile, m, sum, weighted);
   });
 }
@@ -146,7 +147,9 @@ __device__ Distribution distribution(const Scaled<T>& z, int vocabulary, const f
   float top = -INFINITY;
   const auto put = [&](int tile, float m, float sum, float weighted) {
     top = fmaxf(top, m);
-    tiles.top[tile] = m, tiles.sum[tile] = sum, tiles.weighted[tile] = weighted;
+    tiles.top[tile] = m;
+    tiles.sum[tile] = sum;
+    tiles.weighted[tile] = weighted;
   };
   if (sums)
     for (int t = threadIdx.x; t < tiles.count; t += kThreads) put(t, sums[3 * t], sums[3 * t + 1], sums[3 * t + 2]);
@@ -169,7 +172,8 @@ __device__ Distribution distribution(const Scaled<T>& z, int vocabulary, const f
     totals[threadIdx.x] = total;
   }
   __syncthreads();
-  d.sum = totals[0], d.weighted = kEntropy ? totals[1] : 0.f;
+  d.sum = totals[0];
+  d.weighted = kEntropy ? totals[1] : 0.f;
   d.log_sum = log_f32(d.sum);
   return d;
 }

@@ -172,7 +172,10 @@ __global__ void __launch_bounds__(kThreads, 4) draw(const T* __restrict__ logits
   }
   mine = block_reduce(mine, best, [](uint64_t x, uint64_t y) { return x > y ? x : y; });
   const int id = static_cast<int>(0xffffffffu - static_cast<uint32_t>(mine));
-  if (threadIdx.x == 0) a.token[blockIdx.x] = id, a.logprob[blockIdx.x] = greedy ? 0 : d.logprob(z.at(id));
+  if (threadIdx.x == 0) {
+    a.token[blockIdx.x] = id;
+    a.logprob[blockIdx.x] = greedy ? 0 : d.logprob(z.at(id));
+  }
 }
 
 }  // namespace

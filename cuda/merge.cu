@@ -91,18 +91,25 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const Merg
     for (int i = part; begin + row < evicted && i < min(KeyTile<T>::kWidth, e.keep - c); i += 4) {
       float x = t.z[row * KeyTile<T>::kColumnStep + i];
       if (sizeof(T) == 2) x *= inverse * cosine[slots.keep[c + i]];
-      if (x >= best) best = x, which = c + i;
+      if (x >= best) {
+        best = x;
+        which = c + i;
+      }
     }
   }
   for (int o = 1; o < 4; o *= 2) {
     const float x = __shfl_xor_sync(kAllLanes, best, o);
     const int i = __shfl_xor_sync(kAllLanes, which, o);
-    if (x > best || (x == best && i > which)) best = x, which = i;
+    if (x > best || (x == best && i > which)) {
+      best = x;
+      which = i;
+    }
   }
   if (part != 0 || begin + row >= evicted) return;
   // Its norm, which lay here, is read by this block only, and no more.
   const int slot = evicted_slot(begin + row);
-  nearest[slot] = static_cast<float>(which), cosine[slot] = best;
+  nearest[slot] = static_cast<float>(which);
+  cosine[slot] = best;
 }
 
 // d2o: blockIdx.x is the compression, one warp; the lanes of its halves do the same.
@@ -220,7 +227,10 @@ struct Receiver {
       w = w * size / (size + old_length + 1e-8f);
     }
     add_row(v, other, w);
-    if (with_keys) key(other, s), add_row(k, other, w);
+    if (with_keys) {
+      key(other, s);
+      add_row(k, other, w);
+    }
     weights += by_value ? w : 1.f;
   }
   // To a row of `merged`.
@@ -302,15 +312,27 @@ template <class T>
 MergeArgs<T> merge_args(const KvMerge& a, const Compressions& compressions) {
   const KvCompact& c = a.compact;
   MergeArgs<T> x{};
-  x.k = c.k_pages.as<T>(), x.v = c.v_pages.as<T>(), x.pos = c.pos_pages.as<int32_t>(), x.keep = c.keep.as<int32_t>();
-  x.compressions = compressions, x.dst = c.dst_pages.as<int32_t>(), x.dst_stride = c.dst_pages.stride[0];
-  x.max_keep = c.keep.shape[2], x.row = c.src_pages.shape[1] * kPageSlots,
+  x.k = c.k_pages.as<T>();
+  x.v = c.v_pages.as<T>();
+  x.pos = c.pos_pages.as<int32_t>();
+  x.keep = c.keep.as<int32_t>();
+  x.compressions = compressions;
+  x.dst = c.dst_pages.as<int32_t>();
+  x.dst_stride = c.dst_pages.stride[0];
+  x.max_keep = c.keep.shape[2];
+  x.row = c.src_pages.shape[1] * kPageSlots;
   x.head_dim = static_cast<int>(c.k_pages.shape[2]);
-  x.links = a.links.as<float>(), x.merged = a.merged.as<float>();
+  x.links = a.links.as<float>();
+  x.merged = a.merged.as<float>();
   if (a.keys == MergeKeys::unrotated) x.rope = a.rope.as<float>();
-  if (a.kind == KvMergeKind::d2o)
-    x.threshold = a.threshold.as<float>(), x.threshold_row = a.threshold_row.as<int32_t>();
-  x.kind = a.kind, x.keys = a.keys, x.ema_old = a.ema_old, x.ema_new = a.ema_new;
+  if (a.kind == KvMergeKind::d2o) {
+    x.threshold = a.threshold.as<float>();
+    x.threshold_row = a.threshold_row.as<int32_t>();
+  }
+  x.kind = a.kind;
+  x.keys = a.keys;
+  x.ema_old = a.ema_old;
+  x.ema_new = a.ema_new;
   return x;
 }
 

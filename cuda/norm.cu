@@ -51,7 +51,8 @@ struct Row {
   const T* row;
   int c;
   __device__ __forceinline__ void load(const T* from, int columns) {
-    row = from, c = columns;
+    row = from;
+    c = columns;
     for_packs<T>(c, [&](int k, int i) {
       if (k < kHeld) held[k] = load_pack<kVector>(row + i, c - i);
     });

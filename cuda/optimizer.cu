@@ -116,11 +116,13 @@ __global__ void __launch_bounds__(kThreads)
                 v1 = fmaf(s.beta2, to_float(v4.v[j]), (1.f - s.beta2) * (g * g));
     const float move = m1 * s.c1 / (sqrtf(v1 * s.c2) + s.eps);
     const uint32_t word = word_of(shift + j < 4 ? words : behind, (shift + j) % 4);
-    keep(m4.v[j], m1, word), keep(v4.v[j], v1, word >> 16);
+    keep(m4.v[j], m1, word);
+    keep(v4.v[j], v1, word >> 16);
     now.v[j] = fmaf(-s.lr, fmaf(s.weight_decay, old, move), old);
     p4.v[j] = from_float<T>(now.v[j]);
   }
-  store_four(m + at, m4, count, s.vector), store_four(v + at, v4, count, s.vector);
+  store_four(m + at, m4, count, s.vector);
+  store_four(v + at, v4, count, s.vector);
   if (master) store_four(master + at, now, count, s.vector);
   if (!s.panels) {
     store_four(p + at, p4, count, s.vector);

@@ -299,8 +299,10 @@ class Masses {
       for (int row = 0; row < group_; row++) {
         const float f = exp2_f32(tops[row] - shared.top[0][row]) * shared.top[1][row];
         const float4 w = *reinterpret_cast<const float4*>(weights + row * kPageSlots);
-        total[0] = fmaf(w.x, f, total[0]), total[1] = fmaf(w.y, f, total[1]);
-        total[2] = fmaf(w.z, f, total[2]), total[3] = fmaf(w.w, f, total[3]);
+        total[0] = fmaf(w.x, f, total[0]);
+        total[1] = fmaf(w.y, f, total[1]);
+        total[2] = fmaf(w.z, f, total[2]);
+        total[3] = fmaf(w.w, f, total[3]);
       }
 #pragma unroll
       for (int i = 0; i < 4; i++)
@@ -351,7 +353,10 @@ __device__ void merge_cuts(const QueryTile<bf16, kRows16>& e, int cuts, typename
 #pragma unroll
     for (int j = 0; j < kD / 32; j++)
       if (j * 32 + lane < head_dim) e.result(row)[j * 32 + lane] = from_float<bf16>(o[j] * scale);
-    if (lane == 0) shared.top[0][row] = top, shared.top[1][row] = scale;
+    if (lane == 0) {
+      shared.top[0][row] = top;
+      shared.top[1][row] = scale;
+    }
   }
 }
 
@@ -376,7 +381,8 @@ __device__ __forceinline__ void decode(QueryTile<bf16, kRows16> e, int cut, type
       left = tiles.left();
       if (!left) return;
       const ListedTile tile = tiles.take();
-      next = tile.listed, four = four_of(e, tile);
+      next = tile.listed;
+      four = four_of(e, tile);
     };
     take();
     for_tiles([&](int) { return left; },
@@ -554,24 +560,32 @@ void attn_paged(const AttnPaged& a, Stream stream) {
     const int64_t n = a.q.shape[0], heads = a.q.shape[1];
     x.q_stride = a.q.stride[0];
     if (a.blocks) {
-      x.blocks = a.blocks.as<int32_t>(), x.budget = a.budget.as<int32_t>();
-      x.max_blocks = static_cast<int>(a.blocks.shape[2]), x.block = a.block;
+      x.blocks = a.blocks.as<int32_t>();
+      x.budget = a.budget.as<int32_t>();
+      x.max_blocks = static_cast<int>(a.blocks.shape[2]);
+      x.block = a.block;
     }
     if (n == 0 || x.pages.n_queries == 0) return;
-    x.o = a.o.as<T>(), x.q = a.q.as<T>(), x.heads = static_cast<int>(heads);
-    x.group = static_cast<int>(heads / x.pages.kv_heads), x.scale = a.scale;
+    x.o = a.o.as<T>();
+    x.q = a.q.as<T>();
+    x.heads = static_cast<int>(heads);
+    x.group = static_cast<int>(heads / x.pages.kv_heads);
+    x.scale = a.scale;
     const bool pages_aligned = aligned16(a.k_pages, {}) && aligned16(a.v_pages, {});
     expect(sizeof(T) == 4 || pages_aligned, op, ": pages must be 16-byte aligned");
     expect(sizeof(T) == 4 || x.group <= 16 || (!a.blocks && !a.mass_pages), op, ": ", x.group,
            " query heads share a key head; with lists or masses at most 16 can");
     if (sizeof(T) == 2 && a.mass_pages) {
       expect(a.weights && aligned16(a.weights, {}), op, ": masses need 16-byte aligned weights");
-      x.mass_pages = a.mass_pages.as<float>(), x.weights = a.weights.as<float>(), x.first = a.first.as<int32_t>();
+      x.mass_pages = a.mass_pages.as<float>();
+      x.weights = a.weights.as<float>();
+      x.first = a.first.as<int32_t>();
     }
     x.vector = aligned16(a.q, {x.q_stride, x.pages.head_dim});
     if (const int64_t most = paged_cuts(a.page_table.shape[1] * kPageSlots); sizeof(T) == 2 && most > 1) {
       expect(a.cuts.results && a.cuts.arrivals, op, ": rows of several cuts need memory for their results");
-      x.results = a.cuts.results.as<float>(), x.most_cuts = static_cast<int>(most);
+      x.results = a.cuts.results.as<float>();
+      x.most_cuts = static_cast<int>(most);
       x.arrivals = reinterpret_cast<unsigned*>(a.cuts.arrivals.as<int32_t>());
     }
     attend(x, n, a.pieces, stream);

@@ -55,7 +55,8 @@ __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile
       for (int block = 0; block < kSlots && begin + block < last; block += kBlock<T>) {
         if (k16 && ends_cut((begin + block) / kBlock16)) {
           if (pass == 0) merge_cut(top, sum, so_far, quad_sum(part));
-          so_far = -INFINITY, part = 0;
+          so_far = -INFINITY;
+          part = 0;
         }
         const int from = block + lane, visible = end - begin;
         float x[kOwn], next = -INFINITY;
@@ -76,7 +77,8 @@ __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile
           if (lane < 4)
             for (int j = block + 2 * lane; j < block + kBlock<T>; j += 8) {
               const float2 two = *reinterpret_cast<const float2*>(z + j);
-              more += two.x, more += two.y;
+              more += two.x;
+              more += two.y;
             }
           part = part * fix + more;
         } else if (pass == 0) {

@@ -518,7 +518,10 @@ CUtensorMap tensor_map(const char* op, const void* data, const uint64_t (&sizes)
   CUtensorMap map;
   cuuint64_t size[kRank], stride[kRank - 1];
   cuuint32_t steps[kRank];
-  for (size_t i = 0; i < kRank; i++) size[i] = sizes[i], steps[i] = 1;
+  for (size_t i = 0; i < kRank; i++) {
+    size[i] = sizes[i];
+    steps[i] = 1;
+  }
   for (size_t i = 0; i + 1 < kRank; i++) stride[i] = strides[i];
   const CUresult e = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), size, stride, box,
                             steps, CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -14,7 +14,10 @@ struct Ring {
   // By one thread, before a fence of the async proxy.  consumers: warps that release each filling; arrivals: that say
   // that a stage is full.
   __device__ void init(int consumers, int arrivals = 1) {
-    for (int i = 0; i < kStages; i++) mbarrier_init(&full[i], arrivals), mbarrier_init(&empty[i], consumers);
+    for (int i = 0; i < kStages; i++) {
+      mbarrier_init(&full[i], arrivals);
+      mbarrier_init(&empty[i], consumers);
+    }
   }
   __device__ Stage& operator[](unsigned i) { return stages[i % kStages]; }
 

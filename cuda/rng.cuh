@@ -13,7 +13,8 @@ __device__ __forceinline__ uint4 philox(uint4 c, uint64_t key) {
     const uint64_t p0 = 0xD2511F53ull * c.x, p1 = 0xCD9E8D57ull * c.z;
     c = {static_cast<uint32_t>(p1 >> 32) ^ c.y ^ k0, static_cast<uint32_t>(p1),
          static_cast<uint32_t>(p0 >> 32) ^ c.w ^ k1, static_cast<uint32_t>(p0)};
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
   }
   return c;
 }

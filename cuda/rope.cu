@@ -72,7 +72,9 @@ struct Place {
   int h, i;
   bool live;
   __device__ __forceinline__ Place(const Shape& s, int64_t head, int pack) {
-    n = head / s.heads, h = static_cast<int>(head % s.heads), i = static_cast<int>(threadIdx.x) % s.lanes * pack;
+    n = head / s.heads;
+    h = static_cast<int>(head % s.heads);
+    i = static_cast<int>(threadIdx.x) % s.lanes * pack;
     live = n < s.rows && i < s.half;
   }
 };
@@ -173,23 +175,32 @@ __global__ void __launch_bounds__(kBwdThreads, 2)
       r = rstd[head];
       const float* angle = angles.of(p.n, s.half) + p.i;
       for (int j = 0; j < kPack<T>; j++)
-        if (kVector || p.i + j < s.half) cos[j] = angle[j], sin[j] = angle[s.half + j];
+        if (kVector || p.i + j < s.half) {
+          cos[j] = angle[j];
+          sin[j] = angle[s.half + j];
+        }
     }
     // x normed; dy rotated back, for the weights and then multiplied by them
     float xa[kPack<T>], xb[kPack<T>], ga[kPack<T>], gb[kPack<T>], dot = 0;
     for (int j = 0; j < kPack<T>; j++) {
       const float a = to_float(g.a.v[j]), b = to_float(g.b.v[j]);
-      xa[j] = to_float(v.a.v[j]) * r, xb[j] = to_float(v.b.v[j]) * r;
-      ga[j] = a * cos[j] + b * sin[j], gb[j] = b * cos[j] - a * sin[j];
+      xa[j] = to_float(v.a.v[j]) * r;
+      xb[j] = to_float(v.b.v[j]) * r;
+      ga[j] = a * cos[j] + b * sin[j];
+      gb[j] = b * cos[j] - a * sin[j];
     }
     for (int j = 0; kWeights && j < kPack<T>; j++) {
-      if (query)
-        q_sums.a[j] = fmaf(ga[j], xa[j], q_sums.a[j]), q_sums.b[j] = fmaf(gb[j], xb[j], q_sums.b[j]);
-      else
-        k_sums.a[j] = fmaf(ga[j], xa[j], k_sums.a[j]), k_sums.b[j] = fmaf(gb[j], xb[j], k_sums.b[j]);
+      if (query) {
+        q_sums.a[j] = fmaf(ga[j], xa[j], q_sums.a[j]);
+        q_sums.b[j] = fmaf(gb[j], xb[j], q_sums.b[j]);
+      } else {
+        k_sums.a[j] = fmaf(ga[j], xa[j], k_sums.a[j]);
+        k_sums.b[j] = fmaf(gb[j], xb[j], k_sums.b[j]);
+      }
     }
     for (int j = 0; j < kPack<T>; j++) {
-      ga[j] *= to_float(w.a.v[j]), gb[j] *= to_float(w.b.v[j]);
+      ga[j] *= to_float(w.a.v[j]);
+      gb[j] *= to_float(w.b.v[j]);
       dot = fmaf(gb[j], xb[j], fmaf(ga[j], xa[j], dot));
     }
     const float mean = group_sum(dot, s.lanes) / static_cast<float>(2 * s.half);
@@ -207,9 +218,14 @@ __global__ void __launch_bounds__(kBwdThreads, 2)
     const bool there = i + j < s.half;
     for (int kind = 0; kind < 2; kind++) {
       float a = kind ? k_sums.a[j] : q_sums.a[j], b = kind ? k_sums.b[j] : q_sums.b[j];
-      for (int o = s.lanes; o < 32; o *= 2)
-        a += __shfl_xor_sync(kAllLanes, a, o), b += __shfl_xor_sync(kAllLanes, b, o);
-      if (lane < s.lanes && there) warps[warp][kind * dim + i + j] = a, warps[warp][kind * dim + s.half + i + j] = b;
+      for (int o = s.lanes; o < 32; o *= 2) {
+        a += __shfl_xor_sync(kAllLanes, a, o);
+        b += __shfl_xor_sync(kAllLanes, b, o);
+      }
+      if (lane < s.lanes && there) {
+        warps[warp][kind * dim + i + j] = a;
+        warps[warp][kind * dim + s.half + i + j] = b;
+      }
     }
   }
   __syncthreads();
@@ -388,12 +404,16 @@ void kv_write(const KvWrite& a, Stream stream) {
     const Tensor& to = a.rotation ? a.rotation.result() : a.k;
     const Tensor& from = norm.y ? norm.x : to;
     Rotate<T> x{};
-    x.from = heads_of<T, const T>(from), x.to = heads_of<T, T>(to);
+    x.from = heads_of<T, const T>(from);
+    x.to = heads_of<T, T>(to);
     x.s = shape_of(op, to, to.shape[1] - a.k.shape[1], kPack<T>);
     if (rope.x) x.angles = {rope.table.as<float>(), rope.pos.as<int32_t>()};
     if (norm.y) {
       x.angles = {norm.table.as<float>(), norm.pos.as<int32_t>()};
-      x.rstd = norm.rstd.as<float>(), x.q_norm = norm.q_norm.as<T>(), x.k_norm = norm.k_norm.as<T>(), x.eps = norm.eps;
+      x.rstd = norm.rstd.as<float>();
+      x.q_norm = norm.q_norm.as<T>();
+      x.k_norm = norm.k_norm.as<T>();
+      x.eps = norm.eps;
     }
     const auto values = heads_of<T, const T>(a.v);
     const bool vector = aligned16(from, {x.from.stride, x.s.half}) && aligned16(to, {x.to.stride, x.s.half}) &&

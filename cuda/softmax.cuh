@@ -26,7 +26,8 @@ struct CutFactors {
 __device__ __forceinline__ CutFactors merge_cut(float& top, float& sum, float cut_top, float cut_sum) {
   const float next = fmaxf(top, cut_top);
   const CutFactors f{exp2_f32(top - next), exp2_f32(cut_top - next)};
-  top = next, sum = sum * f.before + cut_sum * f.cut;
+  top = next;
+  sum = sum * f.before + cut_sum * f.cut;
   return f;
 }
 

@@ -29,7 +29,11 @@ namespace {
 // Kernels with their parameters, in the order of the calls.
 class Work {
  public:
-  void clear() { kernels_.clear(), args_.clear(), lines_ = 0; }
+  void clear() {
+    kernels_.clear();
+    args_.clear();
+    lines_ = 0;
+  }
   size_t size() const { return kernels_.size(); }
 
   void add(const char* op, const void* func, const LaunchShape& l, void** args, std::span<const ParamType> types) {
@@ -68,8 +72,11 @@ class Work {
     pointers_.clear();
     for (const size_t offset : std::span(args_).subspan(k.first_arg, k.n_args)) pointers_.push_back(at(k) + offset);
     cudaKernelNodeParams p{};
-    p.func = const_cast<void*>(k.func), p.gridDim = k.shape.grid, p.blockDim = k.shape.block;
-    p.sharedMemBytes = static_cast<unsigned>(k.shape.smem), p.kernelParams = pointers_.data();
+    p.func = const_cast<void*>(k.func);
+    p.gridDim = k.shape.grid;
+    p.blockDim = k.shape.block;
+    p.sharedMemBytes = static_cast<unsigned>(k.shape.smem);
+    p.kernelParams = pointers_.data();
     f(p);
   }
 
@@ -95,15 +102,22 @@ class Work {
 
 cudaLaunchAttributeValue cluster_of(const LaunchShape& l) {
   cudaLaunchAttributeValue v{};
-  v.clusterDim.x = l.cluster, v.clusterDim.y = v.clusterDim.z = 1;
+  v.clusterDim.x = l.cluster;
+  v.clusterDim.y = v.clusterDim.z = 1;
   return v;
 }
 void launch_now(const char* op, const void* kernel, const LaunchShape& l, void** args, Stream stream) {
   cudaLaunchConfig_t c{};
-  c.gridDim = l.grid, c.blockDim = l.block, c.dynamicSmemBytes = l.smem;
+  c.gridDim = l.grid;
+  c.blockDim = l.block;
+  c.dynamicSmemBytes = l.smem;
   cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension, cluster.val = cluster_of(l);
-  if (l.cluster > 1) c.attrs = &cluster, c.numAttrs = 1;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val = cluster_of(l);
+  if (l.cluster > 1) {
+    c.attrs = &cluster;
+    c.numAttrs = 1;
+  }
   c.stream = static_cast<cudaStream_t>(stream.handle);
   check_cuda(cudaLaunchKernelExC(&c, kernel, args), op);
 }
@@ -111,7 +125,10 @@ void launch_now(const char* op, const void* kernel, const LaunchShape& l, void**
 class Cache final : public Graphs {
  public:
   void begin() override { gathers_ = true; }
-  void drop() override { work_.clear(), gathers_ = false; }
+  void drop() override {
+    work_.clear();
+    gathers_ = false;
+  }
   bool gathers() const { return gathers_; }
   Work& work() { return work_; }
 

@@ -14,7 +14,8 @@ class ByHost final : public Comm::Link {
   explicit ByHost(Comm& comm) : comm_(comm) {
     void* memory = nullptr;
     check_cuda(cudaMallocHost(&memory, 2 * kHalf), "page-locked memory between ranks");
-    out_ = static_cast<char*>(memory), in_ = out_ + kHalf;
+    out_ = static_cast<char*>(memory);
+    in_ = out_ + kHalf;
   }
   ~ByHost() override { cudaFreeHost(out_); }
 
@@ -31,8 +32,10 @@ class ByHost final : public Comm::Link {
       const auto staged = [&](std::span<const Comm::Piece> pieces, char* memory) {
         std::vector<Comm::Piece> all(n);
         for (size_t q = 0; q < n; q++)
-          if (q != own)
-            all[q] = {memory, std::min(most, pieces[q].bytes - std::min(at, pieces[q].bytes))}, memory += most;
+          if (q != own) {
+            all[q] = {memory, std::min(most, pieces[q].bytes - std::min(at, pieces[q].bytes))};
+            memory += most;
+          }
         return all;
       };
       const std::vector<Comm::Piece> to = staged(out, out_), from = staged(in, in_);
@@ -84,11 +87,13 @@ struct Sharing {
 Sharing find_sharing(Comm& comm) {
   int count = 0, device = 0;
   cudaDeviceProp p;
-  check_cuda(cudaGetDeviceCount(&count), "the devices"), check_cuda(cudaGetDevice(&device), "the devices");
+  check_cuda(cudaGetDeviceCount(&count), "the devices");
+  check_cuda(cudaGetDevice(&device), "the devices");
   check_cuda(cudaGetDeviceProperties(&p, device), "the devices");
   Packed own;
   own.put_all(cat(comm.host(), " ", std::string_view(p.uuid.bytes, sizeof p.uuid.bytes)));
-  own.put(count), own.put_all(list_devices(comm, count));
+  own.put(count);
+  own.put_all(list_devices(comm, count));
   std::map<std::string, int> ranks;  // the first that has it
   Sharing s;
   int rank = 0;

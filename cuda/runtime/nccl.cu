@@ -229,7 +229,8 @@ class ByNccl final : public Comm::Link {
     std::thread([end, nccl = nccl_] {
       const ncclResult_t result = pare::PARE_CUDA::nccl().CommDestroy(nccl);
       const std::lock_guard lock(end->mutex);
-      end->done = true, end->result = result;
+      end->done = true;
+      end->result = result;
       end->wake.notify_all();
     }).detach();
     std::unique_lock lock(end->mutex);
@@ -253,7 +254,8 @@ class ByNccl final : public Comm::Link {
     std::vector<Comm::Piece> out(n), in(n);
     for (size_t q = 0; q < n; q++) {
       words[q] = static_cast<float>(rank_);
-      out[q] = {memory + q, sizeof(float)}, in[q] = {memory + n + q, sizeof(float)};
+      out[q] = {memory + q, sizeof(float)};
+      in[q] = {memory + n + q, sizeof(float)};
     }
     run(cudaMemcpy(memory, words.data(), words.size() * sizeof(float), cudaMemcpyHostToDevice));
     exchange(out, in, nullptr);

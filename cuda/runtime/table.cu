@@ -74,9 +74,13 @@ constexpr Table exact(const char* name) {
 // ... and with the linear layers of cuBLASLt, and weights as it reads them.
 constexpr Table with_cublas_lt(const char* name) {
   Table t = exact(name);
-  t.pack_weight = fast::pack_weight, t.unpack_weight = fast::unpack_weight, t.embedding_fwd = fast::embedding_fwd;
-  t.linear_fwd = fast::linear_fwd, t.linear_bwd_input = fast::linear_bwd_input;
-  t.linear_bwd_weight = fast::linear_bwd_weight, t.adamw = fast::adamw;
+  t.pack_weight = fast::pack_weight;
+  t.unpack_weight = fast::unpack_weight;
+  t.embedding_fwd = fast::embedding_fwd;
+  t.linear_fwd = fast::linear_fwd;
+  t.linear_bwd_input = fast::linear_bwd_input;
+  t.linear_bwd_weight = fast::linear_bwd_weight;
+  t.adamw = fast::adamw;
   t.open = [](Comm& comm, DeviceComm by) {
     fast::find_library();
     open(comm, by);

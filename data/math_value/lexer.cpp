@@ -237,8 +237,7 @@ class Lexer {
     const bool capitals = w.size() > 1 && std::all_of(w.begin(), w.end(), [](char c) { return c >= 'A' && c <= 'Z'; });
     if (low == "and" || low == "or")
       put(out, Kind::separator, low);
-    else if (w.size() == 3 && w.starts_with("or") && w[2] >= 'A' && w[2] <= 'Z')  // "f(1)=2orF(1)=3"
-    {
+    else if (w.size() == 3 && w.starts_with("or") && w[2] >= 'A' && w[2] <= 'Z') {  // "f(1)=2orF(1)=3"
       put(out, Kind::separator, "or");
       put(out, Kind::letter, w.substr(2));
     } else if (low == "percent" || low == "pct")

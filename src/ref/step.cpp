@@ -286,10 +286,10 @@ Activations forward(const Policy& p, const Batch& batch) {
   attention(p, x);
   x.x_mid = linear(x.o, w.o);
   add(x.x_mid, x.x);  // the residual stream: a layer adds to what is there
-  if (p.adapter) {
+  if (p.adapter) {    // [DistillSparse]
     x.low = linear(x.o, p.adapter->a);
     add(x.x_mid, linear(x.low, p.adapter->b));
-  }  // [DistillSparse]
+  }
   x.h2 = norm(x.x_mid, w.post_norm, p.s.rms_eps);
   x.gate_up = linear(x.h2, w.gate_up);
   x.act = swiglu(x.gate_up);

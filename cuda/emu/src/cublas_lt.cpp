@@ -75,10 +75,19 @@ Sizes sizes(const cublasLtMatmulDescOpaque_t& what, const Layout& a, const Layou
 uint64_t problem(const cublasLtMatmulDescOpaque_t& what, const Layout& a, const Layout& b, const Layout& c,
                  const Layout& d) {
   uint64_t h = 0;
-  const auto mix = [&](uint64_t x) { h = (h ^ x) * 0x9e3779b97f4a7c15ull, h ^= h >> 29; };
-  for (const Layout* l : {&a, &b, &c, &d})
-    mix(l->type), mix(l->rows), mix(l->columns), mix(static_cast<uint64_t>(l->ld));
-  mix(what.op_a), mix(what.op_b), mix(what.epilogue);
+  const auto mix = [&](uint64_t x) {
+    h = (h ^ x) * 0x9e3779b97f4a7c15ull;
+    h ^= h >> 29;
+  };
+  for (const Layout* l : {&a, &b, &c, &d}) {
+    mix(l->type);
+    mix(l->rows);
+    mix(l->columns);
+    mix(static_cast<uint64_t>(l->ld));
+  }
+  mix(what.op_a);
+  mix(what.op_b);
+  mix(what.epilogue);
   return h;
 }
 

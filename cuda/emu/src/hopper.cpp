@@ -23,7 +23,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_
                   : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32u
                                                          : 128u};
   for (unsigned i = 0; i < rank; i++) {
-    map->size[i] = sizes[i], map->box[i] = box[i];
+    map->size[i] = sizes[i];
+    map->box[i] = box[i];
     if (i > 0) map->stride[i] = strides[i - 1];
     if (sizes[i] == 0 || sizes[i] > uint64_t{1} << 32 || box[i] == 0 || box[i] > 256 || element_strides[i] != 1 ||
         (i > 0 && (map->stride[i] % 16 || map->stride[i] >= uint64_t{1} << 40)) ||
@@ -61,7 +62,8 @@ Mbarrier load(const uint64_t* barrier, const char* what, Loc loc) {
 }
 void store(uint64_t* barrier, Mbarrier m) {
   if (m.arrived == m.count && m.bytes == 0) {
-    m.arrived = 0, m.phase = !m.phase;
+    m.arrived = 0;
+    m.phase = !m.phase;
     check::mbarrier_phase(barrier);
     for (Thread& t : g_cluster.holder(barrier)->threads)
       if (t.state == State::at_mbarrier && t.mbarrier == barrier) make_ready(&t);
@@ -256,8 +258,10 @@ void issue(void** args, uint32_t) {
   if (lane(0)->a) {
     if (!w.fenced) fail(p.loc, "wgmma: a factor in registers without a wgmma.fence before");
     LeftRegisters& left = w.products.back().left.emplace();
-    for (unsigned l = 0; l < kWarp; l++)
-      left.at[l] = lane(l)->a, std::memcpy(left.value[l], left.at[l], sizeof left.value[l]);
+    for (unsigned l = 0; l < kWarp; l++) {
+      left.at[l] = lane(l)->a;
+      std::memcpy(left.value[l], left.at[l], sizeof left.value[l]);
+    }
   }
   Sum& s = w.sums[p.sum];
   if (!p.adds && !w.fenced) fail(p.loc, "wgmma: sums begin afresh without a wgmma.fence before");
@@ -342,7 +346,8 @@ void mbarrier_arrive(uint64_t* barrier, unsigned expected_bytes, Loc loc) {
   if (m.arrived == m.count)
     fail(loc, "mbarrier.arrive: more than the %u arrivals of a phase", static_cast<unsigned>(m.count));
   if (m.bytes + int64_t{expected_bytes} >= 1 << 20) fail(loc, "mbarrier.arrive: a phase expects less than 2^20 bytes");
-  m.bytes += int64_t{expected_bytes}, m.arrived++;
+  m.bytes += int64_t{expected_bytes};
+  m.arrived++;
   check::mbarrier_arrive(barrier);
   store(barrier, m);
 }
@@ -351,7 +356,10 @@ void mbarrier_wait(uint64_t* barrier, unsigned parity, Loc loc) {
   note_access(barrier, 8, false, true, loc);
   Thread* me = g_thread;
   while (load(barrier, "mbarrier.try_wait", loc).phase == parity) {
-    me->what = "mbarrier.try_wait", me->loc = loc, me->mask = parity, me->mbarrier = barrier;
+    me->what = "mbarrier.try_wait";
+    me->loc = loc;
+    me->mask = parity;
+    me->mbarrier = barrier;
     me->state = State::at_mbarrier;
     suspend();
   }
@@ -374,10 +382,12 @@ void cluster_arrive(Loc loc) {
   expect_arch("barrier.cluster", loc);
   Cluster& c = g_cluster;
   if (g_thread->arrived) fail(loc, "barrier.cluster.arrive: the thread has not waited for the barrier before");
-  g_thread->arrived = true, g_thread->cluster_turn = c.turn;
+  g_thread->arrived = true;
+  g_thread->cluster_turn = c.turn;
   check::cluster_arrive();
   if (++c.arrived < c.n) return;
-  c.arrived = 0, c.turn++;
+  c.arrived = 0;
+  c.turn++;
   check::cluster_met();
   for (Block& b : c.blocks)
     for (Thread& t : b.threads)
@@ -387,7 +397,9 @@ void cluster_wait(Loc loc) {
   Thread* const me = g_thread;
   if (!me->arrived) fail(loc, "barrier.cluster.wait: the thread has not arrived");
   while (g_cluster.turn == me->cluster_turn) {
-    me->what = "barrier.cluster.wait", me->loc = loc, me->mask = 0;
+    me->what = "barrier.cluster.wait";
+    me->loc = loc;
+    me->mask = 0;
     me->state = State::at_cluster;
     suspend();
   }
@@ -467,7 +479,10 @@ void tensor_store(const CUtensorMap& map, const int (&at)[3], const void* smem, 
   expect_box(c, "source");
   check::store_reads(c, box_bytes(map), false);
   for_rows(c, [&](size_t, size_t, const char* to, size_t bytes) {
-    if (bytes) check::store_writes(c, to, bytes, false), std::memset(const_cast<char*>(to), 0xff, bytes);
+    if (bytes) {
+      check::store_writes(c, to, bytes, false);
+      std::memset(const_cast<char*>(to), 0xff, bytes);
+    }
   });
   stores().stores.push_back(c);
 }

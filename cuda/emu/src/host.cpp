@@ -99,7 +99,10 @@ bool remove_alloc(void* p, bool lent) {
   if (it == g_allocs.end()) return false;
   finish_all();
   check::remove(*it);
-  if (!lent) set_reach(*it, true), unmap(*it);
+  if (!lent) {
+    set_reach(*it, true);
+    unmap(*it);
+  }
   g_allocs.erase(it);
   return true;
 }

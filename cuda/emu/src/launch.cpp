@@ -57,7 +57,9 @@ cudaError_t set(CUgraphNode_st& node, const cudaKernelNodeParams* p) {
   if (!kernel) return cudaErrorInvalidDeviceFunction;
   const Grid grid = grid_of(p->gridDim, p->blockDim, p->sharedMemBytes, node.grid.cluster);
   if (!can_launch(grid) || !allows(p->func, grid.smem)) return cudaErrorInvalidValue;
-  node.grid = grid, node.main = kernel->main, node.call = kernel->call(p->func, p->kernelParams);
+  node.grid = grid;
+  node.main = kernel->main;
+  node.call = kernel->call(p->func, p->kernelParams);
   return cudaSuccess;
 }
 
@@ -186,7 +188,8 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   if (!exec) return cudaErrorInvalidValue;
   if (cuemu::g_error) return cuemu::g_error;
-  g_calls.graph_launches++, g_calls.graph_nodes += exec->nodes.size();
+  g_calls.graph_launches++;
+  g_calls.graph_nodes += exec->nodes.size();
   cuemu::queue(stream, [nodes = exec->nodes] { cuemu::run_graph(nodes); });
   return cudaSuccess;
 }

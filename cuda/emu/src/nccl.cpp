@@ -268,7 +268,10 @@ void run(ncclComm& comm, const std::vector<Call>& calls) {
   for (int q = 0; q < comm.ranks; q++) {
     Plan p{.rank = q, .calls = {}, .own = {}, .other = {}};
     for (const Call& c : calls)
-      if (c.kind == kBroadcast || c.peer == q) p.calls.push_back(c), p.own.push_back(c);
+      if (c.kind == kBroadcast || c.peer == q) {
+        p.calls.push_back(c);
+        p.own.push_back(c);
+      }
     if (q != comm.rank && !p.calls.empty()) plans.push_back(std::move(p));
   }
   try {
@@ -364,7 +367,8 @@ ncclResult_t meet(ncclComm& comm, const std::vector<Call>& calls) {
   for (int q = 0; q < comm.ranks; q++) {
     const bool named = std::any_of(calls.begin(), calls.end(), [&](const Call& c) { return c.peer == q; });
     if (q == comm.rank || comm.met[static_cast<size_t>(q)] || !(all || named)) continue;
-    peers.push_back(q), bytes += named ? kPerPeer : 0;
+    peers.push_back(q);
+    bytes += named ? kPerPeer : 0;
   }
   if (all && !std::exchange(comm.rings, true)) bytes += kForRings;
   if (bytes > 0 && !comm.take(bytes))
@@ -498,7 +502,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
     if (send(s, &own, sizeof own, MSG_NOSIGNAL) != sizeof own ||
         recv(s, &other, sizeof other, MSG_WAITALL) != sizeof other || other.rank < 0 || other.rank >= ranks)
       return false;
-    made->sockets[static_cast<size_t>(other.rank)] = s, all[static_cast<size_t>(other.rank)] = other;
+    made->sockets[static_cast<size_t>(other.rank)] = s;
+    all[static_cast<size_t>(other.rank)] = other;
     return true;
   };
   bool fine = true;

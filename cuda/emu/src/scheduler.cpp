@@ -35,9 +35,11 @@ Thread* pick() {
 }
 
 void set_current(Thread* t) {
-  g_thread = t, g_block = t->block;
+  g_thread = t;
+  g_block = t->block;
   t->state = State::running;
-  threadIdx = t->tid, blockIdx = t->block->index;
+  threadIdx = t->tid;
+  blockIdx = t->block->index;
 }
 
 std::string describe(const Loc& l) { return std::string(file_name(l)) + ":" + std::to_string(l.line); }
@@ -49,7 +51,10 @@ std::string ranges(const std::vector<unsigned>& ids) {
     for (j = i; j + 1 < ids.size() && ids[j + 1] == ids[j] + 1;) j++;
     if (!s.empty()) s += ',';
     s += std::to_string(ids[i]);
-    if (j > i) s += '-', s += std::to_string(ids[j]);
+    if (j > i) {
+      s += '-';
+      s += std::to_string(ids[j]);
+    }
   }
   return s;
 }
@@ -177,7 +182,9 @@ std::string name_of(const Block& b) {
 }
 
 uint64_t draw() {  // xorshift
-  g_rng ^= g_rng << 13, g_rng ^= g_rng >> 7, g_rng ^= g_rng << 17;
+  g_rng ^= g_rng << 13;
+  g_rng ^= g_rng >> 7;
+  g_rng ^= g_rng << 17;
   return g_rng;
 }
 
@@ -213,7 +220,8 @@ void fiber_main() {
     t->state = State::done;
     Block& b = *t->block;
     b.returned[t->linear / kWarp] |= 1u << t->linear % kWarp;
-    b.done++, g_cluster.done++;
+    b.done++;
+    g_cluster.done++;
     if (!t->copies.empty()) fail(t->copies[0].loc, "thread ended with cp.async copies that it never waited for");
     expect_nothing_in_flight(*t);
     Thread* next = pick();
@@ -253,7 +261,8 @@ bool can_launch(const Grid& c) {
 cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
   if (g_error) return g_error;  // nothing runs after a failure
   const uint64_t n = uint64_t{c.block[0]} * c.block[1] * c.block[2];
-  g_entry = entry, g_ctx = ctx;
+  g_entry = entry;
+  g_ctx = ctx;
   gridDim = {c.grid[0], c.grid[1], c.grid[2]};
   blockDim = {c.block[0], c.block[1], c.block[2]};
   Cluster& all = g_cluster;
@@ -261,16 +270,20 @@ cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
   all.n = static_cast<unsigned>(n) * c.cluster;
   for (unsigned rank = 0; rank < c.cluster; rank++) {
     Block& b = all.blocks[rank];
-    b.rank = rank, b.n = static_cast<unsigned>(n);
+    b.rank = rank;
+    b.n = static_cast<unsigned>(n);
     b.threads.resize(n);
     for (unsigned i = 0; i < n; i++) {
       Thread& t = b.threads[i];
-      t.linear = i, t.id = rank * b.n + i, t.block = &b;
+      t.linear = i;
+      t.id = rank * b.n + i;
+      t.block = &b;
       t.tid = {i % c.block[0], i / c.block[0] % c.block[1], i / (c.block[0] * c.block[1])};
     }
     void* smem = nullptr;  // of exactly the size asked for, so that AddressSanitizer sees what goes beyond
     if (c.smem && posix_memalign(&smem, 1024, c.smem)) return g_error = cudaErrorMemoryAllocation;
-    b.smem = static_cast<char*>(smem), b.smem_bytes = c.smem;
+    b.smem = static_cast<char*>(smem);
+    b.smem_bytes = c.smem;
   }
   all.order = settings().order;
   g_rng = settings().seed * 0x9e3779b97f4a7c15u | 1;
@@ -282,9 +295,13 @@ cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
     if (b.smem) __asan_unpoison_memory_region(b.smem, c.smem);  // of copies that nobody waited for
 #endif
     std::free(b.smem);
-    b.smem = nullptr, b.smem_bytes = 0;
+    b.smem = nullptr;
+    b.smem_bytes = 0;
   }
-  if (!ok) reset_fibers(), g_error = cudaErrorLaunchFailure;
+  if (!ok) {
+    reset_fibers();
+    g_error = cudaErrorLaunchFailure;
+  }
   return g_error;
 }
 
@@ -306,8 +323,10 @@ Settings& settings() {
     Settings r;
     if (const char* o = std::getenv("CUEMU_ORDER")) {
       if (!std::strncmp(o, "reverse", 7)) r.order = Order::reverse;
-      if (!std::strncmp(o, "random", 6))
-        r.order = Order::random, r.seed = o[6] == ':' ? std::strtoull(o + 7, nullptr, 10) : 1;
+      if (!std::strncmp(o, "random", 6)) {
+        r.order = Order::random;
+        r.seed = o[6] == ':' ? std::strtoull(o + 7, nullptr, 10) : 1;
+      }
     }
     if (const char* a = std::getenv("CUEMU_ARCH")) r.arch = read_arch(a);
     if (const char* d = std::getenv("CUEMU_DEVICES")) r.devices = std::atoi(d);
@@ -319,7 +338,10 @@ Settings& settings() {
 }
 
 const std::string& last_report() { return g_report; }
-void set_failed(const std::string& report) { g_report = report, g_error = cudaErrorLaunchFailure; }
+void set_failed(const std::string& report) {
+  g_report = report;
+  g_error = cudaErrorLaunchFailure;
+}
 
 const char* file_name(const Loc& l) {
   const char* slash = std::strrchr(l.file, '/');

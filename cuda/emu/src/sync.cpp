@@ -12,7 +12,11 @@ void warp_collective(uint32_t mask, WarpOp op, void* arg, const char* what, Loc 
   Thread* me = g_thread;
   const unsigned lane = me->linear % kWarp, base = me->linear - lane, w = me->linear / kWarp;
   if (!(mask >> lane & 1)) fail(loc, "%s: lane %u calls it with mask %08x, which leaves itself out", what, lane, mask);
-  me->mask = mask, me->op = op, me->arg = arg, me->what = what, me->loc = loc;
+  me->mask = mask;
+  me->op = op;
+  me->arg = arg;
+  me->what = what;
+  me->loc = loc;
   me->state = State::at_warp_op;
   if (base + kWarp > b.n && mask >> (b.n - base))
     fail(loc, "%s: mask %08x names lanes that do not exist: the warp has %u", what, mask, b.n - base);
@@ -60,7 +64,10 @@ void block_barrier(int id, unsigned count, bool wait, const char* what, Loc loc)
   if (b.arrived && b.expected != expected)
     fail(loc, "%s %d: expects %u threads here, %u elsewhere", what, id, expected, b.expected);
   b.expected = expected;
-  me->what = what, me->loc = loc, me->barrier = id, me->mask = 0;
+  me->what = what;
+  me->loc = loc;
+  me->barrier = id;
+  me->mask = 0;
   if (b.arrived++ == 0)
     b.first = me;
   else if (loc.line != b.first->loc.line)
@@ -76,9 +83,10 @@ void block_barrier(int id, unsigned count, bool wait, const char* what, Loc loc)
     fail(loc, "divergent barrier: thread %u waits in the %s at %s:%d", other->linear, other->what,
          file_name(other->loc), other->loc.line);
   }
-  if (expected == block.n)
-    check::sync_block(), check::meet(block.threads.front().id, block.threads.back().id);
-  else
+  if (expected == block.n) {
+    check::sync_block();
+    check::meet(block.threads.front().id, block.threads.back().id);
+  } else
     check::sync_threads(b.who.data(), static_cast<unsigned>(b.who.size()));
   me->state = State::running;
   for (unsigned i = 0; i < block.n; i++) {
