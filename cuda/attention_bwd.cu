@@ -28,8 +28,8 @@
 // Limited by the tensor cores and the exponentials, which overlap them with wgmma only; with mma.sync a prefix that
 // many segments share is the longest chain of work, so what lies in another batch comes first, and with `lists` every
 // tile of keys searches the lists of all segments.  With wgmma also f32 sums of dk and dv once for each part, from L2;
-// the parts of a row that many segments see wait for one another.  f32 is limited by shared-memory bandwidth (for
-// tests).
+// the parts of a row that many segments see wait for one another.  f32 is limited by shared-memory bandwidth, and
+// serves comparisons with the CPU.
 #include "attention_bwd_wgmma.cuh"
 #include "runtime/machine.cuh"
 

@@ -16,9 +16,9 @@
 // without lists.  A row's bits depend on its sequence and its list only.
 //
 // Bytes: q and o once, k and v once per tile of query rows (from L2 for the most part).  Limited by the tensor cores
-// and the exponentials, which overlap them with wgmma only; f32 by shared-memory bandwidth (for tests).
-// With lists, k and v of the slots that a row reads, once for up to 16 heads of their group, which is the limit: rows
-// share nothing, also where they have no lists.
+// and the exponentials, which overlap them with wgmma only; f32, which serves comparisons with the CPU, by
+// shared-memory bandwidth.  With lists, k and v of the slots that a row reads, once for up to 16 heads of their group,
+// which is the limit: rows share nothing, also where they have no lists.
 #include "attention_wgmma.cuh"
 #include "runtime/machine.cuh"
 

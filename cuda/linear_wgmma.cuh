@@ -19,7 +19,7 @@ namespace pare::PARE_CUDA {
 
 constexpr int kWgmmaDepth = 64;  // k of a stage
 
-// Of what a cluster of `blocks` shares, this one copies part `rank`.
+// A block copies part `rank` of what its cluster of `blocks` shares.
 struct Share {
   int rank, blocks;
 };
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
           ring[filling].copy(p, maps.a, maps.b, first.x, first.y, first_k + k, full, share);
         }
       }
-    __syncwarp();
+    __syncwarp();  // whole warps meet
     if constexpr (requires { p.sum_of_part(0, 0, 0); })
       if (gridDim.z > 1) is_last_part(p, blockIdx.x);
     if (share.blocks > 1) meet();

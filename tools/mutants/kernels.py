@@ -28,7 +28,13 @@ RULES = [  # (what to damage, replacement, label)
     (r"mbarrier_arrive\(.*?\);", "(void)0;", "no arrival"),
     (r"[\w.]*\.await_full\(.*?\);", "(void)0;", "no wait for an mbarrier"),
     (r"[\w.]*\.release\(.*?\);", "(void)0;", "no arrival"),
-    (r"(mbarrier_init\([^,]*, (?!1\))[^)]*)\)", r"\1 - 1)", "one arrival less"),
+    (r"[\w.]*\.release_to\(.*?\);", "(void)0;", "no arrival"),
+    (r"\blane < share\.blocks\b", "lane < 1", "no arrival in the other block"),
+    (r"\bmeet\(\);", ";", "a block does not wait for the other"),
+    (r"\(1 << s\.blocks\) - 1", "1 << s.rank", "copies to one block of the cluster"),
+    (r"(const int (?:panel|first) = )s\.rank \*", r"\g<1>0 *", "both blocks copy the same share"),
+    (r"fence_mbarrier_init\(\);", "(void)0;", "no fence"),
+    (r"(\bmbarrier_init\([^,]*, (?!1\))[^)]*)\)", r"\1 - 1)", "one arrival less"),
     (r"(mbarrier_arrive_expect\(.*)\);", r"\1 / 2);", "expects half the bytes"),
     (r"(mbarrier_arrive_expect\(.*)\);", r"\1 * 2);", "expects twice the bytes"),
     (r"fence_proxy_async\(\);", "(void)0;", "no proxy fence"),
@@ -89,6 +95,7 @@ KNOWN = {
     ("attention_fwd.cu", "cp_async_wait<0>();", "no wait"): "the groups that are left are empty",
     ("attention_wgmma.cuh", "barrier_wait", "no wait for the other warpgroup"): "their order is for time alone",
     ("attention_bwd_wgmma.cuh", "dv.registers(), p16", "waits for one group less"): "the other wait of the line covers it",
+    ("linear_wgmma.cuh", "whole warps meet", "no __syncwarp"): "the emulator gathers the warp there",
     ("runtime/common.cuh", "the arrival before what is then read", "no fence"): "emulated threads see what is there",
     ("linear_mma.cuh", "i < steps", "loop off by one"): "a step behind the last has no products",
     ("compression.cuh", "slot >= e.slots", "bound off by one"): "a slot that is none has no norm to be stored",
@@ -138,7 +145,7 @@ def run(number, mutant, args):
         subprocess.run(f"{link} -o {program}", shell=True, check=True)
         ops = re.findall(r"^void (\w+)\(const \w+& a, Stream", open(f"cuda/{compiled}").read(), re.MULTILINE)
         tests = ":".join(f"*OpTest.AgreesWithRef/{op}_*" for op in ops)
-        for path in glob.glob("tests/test_cuda_*.cpp"):
+        for path in [*glob.glob("tests/test_cuda_*.cpp"), "tests/test_emu_machine.cpp"]:
             test = open(path).read()
             if any(f".{op}(" in test for op in ops):
                 tests += "".join(f":{suite}.*" for suite in sorted(set(re.findall(r"^TEST\((\w+),", test, re.M))))

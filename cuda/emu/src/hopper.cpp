@@ -324,7 +324,7 @@ void mbarrier_init(uint64_t* barrier, unsigned count, Loc loc) {
   std::memcpy(barrier, &m, sizeof m);
 }
 
-// What lies in the shared memory of block `rank` of the cluster where p is in that of this one.
+// Returns the place in the shared memory of block `rank` of the cluster that p is in that of this one.
 template <class T>
 static T* in_block(T* p, unsigned rank, const char* what, Loc loc) {
   const Block& to = g_cluster.blocks[rank];
