@@ -667,6 +667,8 @@ TEST(ConfigCheck, Warnings) {
       config_warnings(with({"actor.use_kl_loss=true", "actor.kl_loss_type=k1", "actor.use_bias_correction_kl=true"}))
           .empty());
   EXPECT_HAS(warning({"actor.token_subset=det"}), "biased");
+  EXPECT_HAS(warning({"learner.attention=replay"}), "changes nothing");
+  EXPECT_TRUE(config_warnings(with({"learner.attention=replay", "rollout.kv.method=rkv"})).empty());
   EXPECT_HAS(warning({"algorithm.oversample.keep=4"}), "nothing corrects for the choice");
   EXPECT_TRUE(config_warnings(with({"algorithm.oversample.keep=8"})).empty()) << "all of them";
   EXPECT_HAS(warning({"trainer.device=cuda", "trainer.exact=false"}), "but for roundings");

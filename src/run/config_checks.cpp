@@ -349,6 +349,9 @@ std::vector<std::string> config_warnings(const Config& c) {
     lines.push_back(
         "trainer.exact = false: the sampler's log-probs are the learner's but for roundings, and mismatches are "
         "expected");
+  if (c.learner.attention == LearnerAttention::replay && c.rollout.kv.method == KvMethod::dense)
+    lines.push_back(
+        "learner.attention = replay changes nothing: rollout.kv.method = dense, so the sampler attends to everything");
   const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
   if (sparser_than_learner(c) && !corrects(c.algorithm) && !r.score_centering && r.off_policy_mask_threshold == 0)
     lines.push_back(
