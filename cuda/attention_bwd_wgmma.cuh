@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     add(n - 1);
     wgmma_wait<0>(dv.registers(), p16);
     wgmma_wait<0>(dk.registers(), ds16);
-    __syncwarp();  // everyone has read the piece
+    __syncwarp();  // the warp's products have ended
     if (lane == 0) s.ring.release(n - 1);
     add_in_turn(parts, a, item, item.rows + own, dk, dv);
   }

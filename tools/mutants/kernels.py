@@ -92,9 +92,11 @@ RULES = [  # (what to damage, replacement, label)
 ]
 # Survivors that change nothing that counts: (file, text of the line, label) -> why.
 KNOWN = {
-    ("attention_fwd.cu", "cp_async_wait<0>();", "no wait"): "the groups that are left are empty",
+    ("attention_mma.cuh", "cp_async_wait<0>();", "no wait"): "the groups that are left are empty",
     ("attention_wgmma.cuh", "barrier_wait", "no wait for the other warpgroup"): "their order is for time alone",
-    ("attention_bwd_wgmma.cuh", "dv.registers(), p16", "waits for one group less"): "the other wait of the line covers it",
+    ("attention_bwd_wgmma.cuh", "dv.registers(), p16", "waits for one group less"): "the wait behind it covers it",
+    ("attention_bwd_wgmma.cuh", "dk.registers(), ds16", "waits for one group less"): "the wait before it covers it",
+    ("attention_bwd_wgmma.cuh", "the warp's products have ended", "no __syncwarp"): "each lane has waited for them",
     ("linear_wgmma.cuh", "whole warps meet", "no __syncwarp"): "the emulator gathers the warp there",
     ("runtime/common.cuh", "the arrival before what is then read", "no fence"): "emulated threads see what is there",
     ("linear_mma.cuh", "i < steps", "loop off by one"): "a step behind the last has no products",
