@@ -36,7 +36,7 @@ Tensor v_columns(const ModelConfig& c, const Tensor& qkv) {
   return qkv.columns(c.q_width() + c.kv_width(), c.kv_width()).heads(c.kv_heads);
 }
 
-// Copies q and k side by side.
+// Returns the heads of q and k, which lie side by side.
 static Tensor qk_columns(const ModelConfig& c, const Tensor& qkv) {
   return qkv.columns(0, c.q_width() + c.kv_width()).heads(c.heads + c.kv_heads);
 }

@@ -227,9 +227,6 @@ void put(TokenOuts& whole, TokenOuts& own, const Part& part) {
 // Gives every rank the results of the others; rank_of[m] computed member m.
 void gather(Comm& comm, TokenOuts& out, const std::vector<int>& rank_of) {
   if (comm.ranks() == 1) return;
-  for (int64_t BlockSharing::*n :
-       {&BlockSharing::read, &BlockSharing::again, &BlockSharing::run_read, &BlockSharing::together})
-    out.sharing.*n = comm.sum(out.sharing.*n);
   const auto each = [&](auto& column, auto f) {
     for (size_t m = 0; m < rank_of.size(); m++)
       f(rank_of[m], std::span(column).subspan(out.offsets[m], out.offsets[m + 1] - out.offsets[m]));
@@ -330,6 +327,10 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
   out.clipped.resize(static_cast<size_t>(out.offsets.back()));
   if (options_.hashes) out.hash.resize(out.clipped.size());
   gather(comm, out, of_members(groups, [&](size_t g) { return static_cast<int>(shard_of[g] % ranks); }));
+  if (options_.blocks)
+    for (int64_t BlockSharing::*n :
+         {&BlockSharing::read, &BlockSharing::again, &BlockSharing::run_read, &BlockSharing::together})
+      out.sharing.*n = comm.sum(out.sharing.*n);
   return out;
 }
 

@@ -153,7 +153,7 @@ class Reader {
 
   const std::string& where() const { return where_; }
 
-  // True also for a key that is null.
+  // A key that is null is not absent.
   bool absent(const std::string& key) const { return !object_.contains(key); }
 
   // Returns the value, or nullptr if the key is absent or null.

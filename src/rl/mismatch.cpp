@@ -115,7 +115,7 @@ void Mismatch::report(Metrics& m, double catastrophic) const {
   }
 }
 
-// A response with a token whose ratio is below this counts as catastrophic, whether it is rejected or not.
+// Returns the ratio below which a token and its response count as catastrophic, rejected or not.
 static double catastrophic(const RolloutCorrectionKeys& keys) { return keys.veto > 0 ? keys.veto : 1e-4; }
 
 static Mismatch mismatch_of(std::span<const Trajectory> samples) {
