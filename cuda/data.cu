@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(kThreads)
 // y[n] = row ids[n] of the table, which lies in panels or row by row.  blockIdx.x is n.
 template <class T, bool kPanels>
 __global__ void __launch_bounds__(kThreads)
-    take(T* __restrict__ y, const T* __restrict__ table, const int32_t* __restrict__ ids, int width) {
+    take(T* __restrict__ y, const T* __restrict__ table, const int32_t* ids, int width) {
+  await_kernel_before();
   const int c = blockIdx.y * kThreads + threadIdx.x;
   const int64_t id = ids[blockIdx.x];
   if (c < width)
@@ -130,8 +131,8 @@ void take_embeddings(const EmbeddingFwd& a, bool panels, Stream stream) {
   with_act(op, a.y, [&](auto type) {
     using T = decltype(type);
     launch(op, panels ? take<T, true> : take<T, false>,
-           {.grid = dim3(blocks(op, rows, 1), blocks(op, width, kThreads)), .block = kThreads}, stream, a.y.as<T>(),
-           a.table.packed.as<T>(), a.ids.as<int32_t>(), width);
+           {.grid = dim3(blocks(op, rows, 1), blocks(op, width, kThreads)), .block = kThreads, .early = true}, stream,
+           a.y.as<T>(), a.table.packed.as<T>(), a.ids.as<int32_t>(), width);
   });
 }
 void embedding_fwd(const EmbeddingFwd& a, Stream stream) { take_embeddings(a, true, stream); }

@@ -122,10 +122,11 @@ struct Choice {
 // A warp takes a tile, a lane four neighbouring ids of it: a block of philox has four words.  The tile of the largest
 // logit comes first, in every warp, so that the bar is high before the others are looked at.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 4) draw(const T* __restrict__ logits, int vocabulary, Choice a) {
+__global__ void __launch_bounds__(kThreads, 4) draw(const T* logits, int vocabulary, Choice a) {
   static_assert(kVocabTile == 32 * kEach);
   __shared__ uint64_t best[kWarps];
   __shared__ int peak;
+  await_kernel_before();
   const bool greedy = a.temperature == 0;
   const Scaled<T> z{logits + int64_t{blockIdx.x} * vocabulary, greedy ? 1.f : a.temperature};
   const int32_t* const counter = a.counter + 3 * blockIdx.x;
@@ -227,7 +228,8 @@ void sample(const Sample& a, Stream stream) {
     using T = decltype(type);
     Choice choice = c;
     choice.sums = sums_of<T>(a.tiles);
-    launch(op, draw<T>, {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(vocabulary)}, stream,
+    launch(op, draw<T>,
+           {.grid = blocks(op, rows, 1), .block = kThreads, .smem = Tiles::bytes(vocabulary), .early = true}, stream,
            a.logits.as<T>(), vocabulary, choice);
   });
 }

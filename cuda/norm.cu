@@ -65,6 +65,7 @@ struct Row {
 template <class T, bool kVector>
 __global__ void __launch_bounds__(32 * kWarps)
     fwd(Rows<T> y, float* __restrict__ rstd, Rows<const T> x, const T* __restrict__ w, int64_t rows, float eps) {
+  await_kernel_before();
   const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (row >= rows) return;
   const int c = x.c;
@@ -217,8 +218,9 @@ void rmsnorm_fwd(const RmsnormFwd& a, Stream stream) {
     const auto y = rows_of<T, T>(a.y);
     const auto x = rows_of<T, const T>(a.x);
     const bool vector = aligned16(a.y, {y.stride, y.c}) && aligned16(a.x, {x.stride, x.c}) && aligned16(a.w, {});
-    launch(op, vector ? fwd<T, true> : fwd<T, false>, {.grid = blocks(op, rows, kWarps), .block = 32 * kWarps}, stream,
-           y, a.rstd.as<float>(), x, a.w.as<T>(), rows, a.eps);
+    launch(op, vector ? fwd<T, true> : fwd<T, false>,
+           {.grid = blocks(op, rows, kWarps), .block = 32 * kWarps, .early = true}, stream, y, a.rstd.as<float>(), x,
+           a.w.as<T>(), rows, a.eps);
   });
 }
 

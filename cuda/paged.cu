@@ -436,6 +436,7 @@ __device__ __forceinline__ void decode(QueryTile<bf16, kRows16> e, int cut, type
 template <int kD, bool kMass>
 __global__ void __launch_bounds__(kThreads, 2) decode16(const Args<bf16> a) {
   __shared__ typename Loader<kD>::Memory notes;
+  await_kernel_before();
   const int n = a.pages.n_queries;
   const auto entry = [&](int i) { return entry_at<PagedRow>(a.pages.queries, i); };
   for (int piece = blockIdx.x;; piece++) {
@@ -511,7 +512,8 @@ void attend(const Args<bf16>& a, int64_t rows, int64_t pieces, Stream stream) {
     launch(op, a.mass_pages ? decode16<kD, true> : decode16<kD, false>,
            {.grid = dim3(blocks(op, std::max<int64_t>(pieces, 1), 1), static_cast<unsigned>(a.pages.kv_heads)),
             .block = kThreads,
-            .smem = Tiles16<kD, true>::kBytes},
+            .smem = Tiles16<kD, true>::kBytes,
+            .early = true},
            stream, a);
   if (a.group <= 16 && rows <= a.pages.n_queries) return;  // rows alone
   dim3 grid = tiles(a, rows, kRows16);

@@ -286,6 +286,7 @@ struct Rotate {
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     write_rows(Pages<T> pages, Rotate<T> x, Heads<const T> values, Positions positions) {
+  await_kernel_before();
   const Shape& s = x.s;
   const int row = static_cast<int>(blockIdx.x), own = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) / s.lanes;
   const PagedRow entry = entry_of_row(pages.queries, pages.n_queries, row);
@@ -420,7 +421,9 @@ void kv_write(const KvWrite& a, Stream stream) {
                         aligned16(a.v, {values.stride, x.s.half}) && aligned16(a.v_pages, {}) &&
                         (!norm.y || (aligned16(norm.q_norm, {}) && aligned16(norm.k_norm, {})));
     launch(op, vector ? write_rows<T, true> : write_rows<T, false>,
-           {.grid = dim3(blocks(op, rows, 1), blocks(op, int64_t{x.s.heads} * x.s.lanes, kThreads)), .block = kThreads},
+           {.grid = dim3(blocks(op, rows, 1), blocks(op, int64_t{x.s.heads} * x.s.lanes, kThreads)),
+            .block = kThreads,
+            .early = true},
            stream, pages, x, values, positions);
   });
 }

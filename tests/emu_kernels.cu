@@ -52,6 +52,20 @@ __global__ void copied(float* out, const float* in) {
   if (kUse) out[threadIdx.x] += out[kN + threadIdx.x];
 }
 
+template <EarlyBug kBug>
+__global__ void early(float* out, const float* in) {
+  float* s = dynamic_floats();
+  s[threadIdx.x] = 1;  // shared memory is its own
+  if (kBug == EarlyBug::reads) s[threadIdx.x] = in[threadIdx.x];
+  if (kBug == EarlyBug::writes) out[threadIdx.x] = 0;
+  if (kBug == EarlyBug::copies && threadIdx.x % 4 == 0) copy_16(s + threadIdx.x, in + threadIdx.x);
+  if (kBug == EarlyBug::one_returns && threadIdx.x == kN - 1) return;
+  cuemu::await_kernel_before(cuemu::Loc::current());
+  cuemu::async_commit();
+  cuemu::async_wait(0);
+  out[threadIdx.x] = in[threadIdx.x] + s[threadIdx.x];
+}
+
 template <bool kSync>
 __global__ void reverse(float* out, const float* in) {
   float* s = dynamic_floats();
@@ -244,6 +258,11 @@ __global__ void one_mma(float* out, const __nv_bfloat16* a, const __nv_bfloat16*
 #define INSTANTIATE(kernel) template void kernel(float*, const float*);
 INSTANTIATE(copied<false>)
 INSTANTIATE(copied<true>)
+template void early<EarlyBug::none>(float*, const float*);
+template void early<EarlyBug::reads>(float*, const float*);
+template void early<EarlyBug::writes>(float*, const float*);
+template void early<EarlyBug::copies>(float*, const float*);
+template void early<EarlyBug::one_returns>(float*, const float*);
 INSTANTIATE(reverse<true>)
 INSTANTIATE(reverse<false>)
 INSTANTIATE(rotate<true>)

@@ -35,6 +35,11 @@ void transpose_32(float* out, const float* in);
 template <int kStep>
 void every_other(float* out, const float* in);
 
+// Launched before the kernel before has ended; what is wrong with it.
+enum class EarlyBug { none, reads, writes, copies, one_returns };
+template <EarlyBug kBug>
+void early(float* out, const float* in);
+
 // Of compute capability 9.0 (emu_hopper.cu): what is wrong with them.
 #define EMU_COPY_BUGS(X) \
   X(none)                \

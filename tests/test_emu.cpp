@@ -54,7 +54,7 @@ struct Run {
 };
 
 Run run(Kernel* kernel, unsigned blocks = 1, unsigned threads = kN, const float* from = nullptr,
-        size_t smem = kN * sizeof(float), unsigned cluster = 1) {
+        size_t smem = kN * sizeof(float), unsigned cluster = 1, bool early = false) {
   std::vector<float> host(4 * kN);
   for (size_t i = 0; i < host.size(); i++) host[i] = static_cast<float>(i);
   Floats in(host.size()), out(8 * kN);
@@ -62,8 +62,10 @@ Run run(Kernel* kernel, unsigned blocks = 1, unsigned threads = kN, const float*
   EXPECT_EQ(cudaMemset(out.p + kZeros, 0, kN * sizeof(float)), cudaSuccess);
   cudaLaunchConfig_t c{};
   c.gridDim = blocks, c.blockDim = threads, c.dynamicSmemBytes = smem;
-  cudaLaunchAttribute of_cluster{cudaLaunchAttributeClusterDimension, {{cluster, 1, 1}}};
-  if (cluster > 1) c.attrs = &of_cluster, c.numAttrs = 1;
+  cudaLaunchAttribute attributes[2] = {{cudaLaunchAttributeClusterDimension, {{cluster, 1, 1}}},
+                                       {cudaLaunchAttributeProgrammaticStreamSerialization, {}}};
+  attributes[1].val.programmaticStreamSerializationAllowed = early;
+  c.attrs = attributes, c.numAttrs = 2;
   Run r{cudaLaunchKernelEx(&c, kernel, out.p, from ? from : in.p), "", std::vector<float>(8 * kN)};
   if (!r.error) r.error = cudaDeviceSynchronize();
   if (r.error) r.report = cudaGetErrorString(r.error);
@@ -270,6 +272,31 @@ TEST(Emu, ClustersThatNoDeviceHas) {
     EXPECT_EQ(launch(arch, static_cast<unsigned>(blocks), static_cast<unsigned>(cluster)),
               cudaErrorInvalidConfiguration);
   EXPECT_EQ(launch(90, 2, 2, 100), cudaErrorInvalidConfiguration);  // that have parts of warps are not emulated
+}
+
+// ---- kernels that may begin before the one before has ended
+
+TEST(Emu, AnEarlyKernelWaitsBeforeItTouchesMemory) {
+  struct Case {
+    Kernel* kernel;
+    const char *report, *of_checker;  // null: none
+  };
+  for (const Case& c : {Case{early<EarlyBug::none>, nullptr, nullptr},
+                        {early<EarlyBug::reads>, nullptr, "early launch: read of device memory"},
+                        {early<EarlyBug::writes>, nullptr, "early launch: write of device memory"},
+                        {early<EarlyBug::copies>, "early launch: cp.async before", "early launch: cp.async before"},
+                        {early<EarlyBug::one_returns>, "the thread has returned without waiting",
+                         "the thread has returned without waiting"}})
+    for (const bool is_early : {true, false}) {
+      const char* const text = !is_early ? nullptr : cuemu::kChecker ? c.of_checker : c.report;
+      in_all_orders([&] {
+        const auto r = run(c.kernel, 1, kN, nullptr, kN * sizeof(float), 1, is_early);
+        EXPECT_EQ(r.error, text ? cudaErrorLaunchFailure : cudaSuccess) << r.report;
+        EXPECT_NE(r.report.find(text ? text : ""), std::string::npos) << r.report;
+      });
+    }
+  const Arch eight(89);
+  EXPECT_NE(run(early<EarlyBug::none>).report.find("compute capability 9.0"), std::string::npos);
 }
 
 // The 28 rows of 64 bf16 that store_boxes fills, as bits.

@@ -163,6 +163,38 @@ TEST(EmuGraph, MistakesAreRefused) {
   cuemu::settings().device_memory = before;
 }
 
+// An edge from a kernel's begin launches the next early, which then has to wait itself.
+TEST(EmuGraph, AnEarlyNodeWaitsForTheOneBefore) {
+  const auto run = [](const void* kernel, cudaGraphEdgeData edge, cudaError_t refused = cudaSuccess) {
+    const Row a(1), b, c;
+    Graph g;
+    EXPECT_EQ(g.add(b.p, a.p), cudaSuccess);
+    float* out = c.p;
+    const float* in = b.p;
+    void* args[] = {&out, &in};
+    cudaKernelNodeParams p{};
+    p.func = const_cast<void*>(kernel);
+    p.gridDim = 1, p.blockDim = kN, p.sharedMemBytes = kN * sizeof(float), p.kernelParams = args;
+    EXPECT_EQ(cudaGraphAddKernelNode(&g.nodes.emplace_back(), g.graph, nullptr, 0, &p), cudaSuccess);
+    EXPECT_EQ(cudaGraphAddDependencies(g.graph, &g.nodes[0], &g.nodes[1], &edge, 1), refused);
+    if (refused) return cudaSuccess;
+    g.instantiate();
+    g.launch();
+    const cudaError_t e = cudaDeviceSynchronize();
+    cudaGetLastError();
+    EXPECT_TRUE(e || c.first() == kN + 1) << c.first();
+    return e;
+  };
+  const cudaGraphEdgeData end{}, begin{cudaGraphKernelNodePortProgrammatic, 0, cudaGraphDependencyTypeProgrammatic, {}};
+  const void *right = cuemu::symbol(early<EarlyBug::none>), *wrong = cuemu::symbol(early<EarlyBug::one_returns>);
+  EXPECT_EQ(run(right, end), cudaSuccess);
+  EXPECT_EQ(run(right, begin), cudaSuccess);
+  EXPECT_EQ(run(wrong, end), cudaSuccess);
+  EXPECT_EQ(run(wrong, begin), cudaErrorLaunchFailure);
+  run(right, {cudaGraphKernelNodePortProgrammatic, 0, cudaGraphDependencyTypeDefault, {}}, cudaErrorInvalidValue);
+  run(right, {cudaGraphKernelNodePortDefault, 0, cudaGraphDependencyTypeProgrammatic, {}}, cudaErrorInvalidValue);
+}
+
 // Nothing runs behind the node that fails; the next wait says so.
 TEST(EmuGraph, AnErrorOfANodeShowsAtTheNextWait) {
   const Row a(1), b, c(0);

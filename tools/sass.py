@@ -6,10 +6,12 @@
 
 A turn is the innermost loop that multiplies on tensor cores and waits for data.  All its instructions count, whether or
 not a turn executes them; a loop inside it counts once.  The baseline names the kernels, of compute capability 9.0 (9.0a).
-Fails when a turn has become longer, and when a kernel has another number of such loops.  Needs cuobjdump of the CUDA
+Fails when a turn has become longer, and when a kernel has another number of such loops; also when a kernel that waits for
+the one before (await_kernel_before) may touch device memory above that wait, where a compiler can move loads.  Needs cuobjdump of the CUDA
 Toolkit, in the PATH or named by CUOBJDUMP; without one it says so, and another release of nvcc is not compared.
 """
 import argparse
+import glob
 import os
 import re
 import shutil
@@ -20,6 +22,8 @@ from registers import short_name
 
 PRODUCT = re.compile(r"H?G?MMA")
 WAIT = re.compile(r"\bBAR\b|SYNCS|DEPBAR")
+KERNEL_BEFORE = re.compile(r"ACQBULK")
+MEMORY = re.compile(r"\b(LDG|STG|RED|ATOM|ATOMG|LDGSTS|UTMALDG|UTMASTG|UTMAREDG|UBLKCP)\b")
 
 
 class Function:
@@ -103,6 +107,19 @@ class Function:
         hot = [b for b in self.loops() if has(b, PRODUCT) and has(b, WAIT)]
         return sorted(len(b) for b in hot if not any(c < b for c in hot))
 
+    def too_early(self):
+        """An access to device memory on some way to the wait for the kernel before, if there is such a wait."""
+        if not any(KERNEL_BEFORE.search(t) for t in self.text):
+            return None
+        seen, todo = set(), [0]
+        while todo:
+            i = todo.pop()
+            if i in seen or KERNEL_BEFORE.search(self.text[i]):
+                continue
+            seen.add(i)
+            todo += self.next[i]
+        return next((self.text[i] for i in sorted(seen) if MEMORY.search(self.text[i])), None)
+
 
 def functions(cuobjdump, path):
     """{kernel: its listing}"""
@@ -147,12 +164,18 @@ def main():
         new.append(f"{source:22}  {kernel:52}  {' '.join(map(str, now))}")
         if len(now) != len(before) or any(a > b for a, b in zip(now, before)):
             worse.append(f"{source}: {kernel}: instructions of a turn {before} -> {now}")
+    early = 0
+    for path in sorted(glob.glob(os.path.join(o.folder, "*.o"))):
+        for kernel, listing in functions(cuobjdump, path).items():
+            early += bool(KERNEL_BEFORE.search(listing))
+            if access := KERNEL_BEFORE.search(listing) and Function(listing).too_early():
+                sys.exit(f"sass: {path}: {kernel} waits for the kernel before behind {access}")
     if o.update:
         open(o.baseline, "w").write("\n".join(new) + "\n")
     elif worse:
         print("\n".join(worse))
         sys.exit(f"sass: {len(worse)} differences from {o.baseline}; if they are meant: make sass-update")
-    print(f"sass: hot loops of {sum(not n.startswith('#') for n in new)} kernels as in {o.baseline}")
+    print(f"sass: hot loops of {sum(not n.startswith('#') for n in new)} kernels as in {o.baseline}; {early} kernels wait for the one before")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ struct LaunchShape {
   dim3 grid, block;
   size_t smem = 0;       // dynamic shared memory, bytes
   unsigned cluster = 1;  // blocks of a cluster, neighbours in x; more only on compute capability 9.0
+  bool early = false;    // the kernel calls await_kernel_before(): it may begin before the one before it has ended
 };
 
 inline void check_cuda(cudaError_t e, const char* what) {
@@ -183,6 +184,18 @@ __device__ __forceinline__ T from_float(float x) {
     return __float2bfloat16(x);
   else
     return x;
+}
+
+// The first that a kernel which is launched `early` does with device memory: waits until the kernel before has ended,
+// and lets the next begin.  What that one has written is not to be read through a __restrict__ pointer to const, which
+// the compiler takes for memory that stays as it is while the kernel lives, and may read before.
+__device__ __forceinline__ void await_kernel_before() {
+#ifdef CUEMU
+  if (cuemu::settings().arch >= 90) cuemu::await_kernel_before(cuemu::Loc::current());
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 // *to = *from; the emulation's access checker lets what was never written through, and knows it in *to.

@@ -10,6 +10,9 @@
 // to be launched again: the number falls from round to round, and the key of the draws changes with every step of
 // training.  The sizes at which a linear layer takes another kernel are what is left of batch buckets.
 //
+// On compute capability 9.0 kernels that wait for the one before themselves (LaunchShape::early) follow it by a
+// programmatic edge: their launch, and what they do before they wait, hide behind its last blocks.
+//
 // Only kernels of ours are gathered.  Those of cuBLASLt (linear_lt.cu) are not ours to name as nodes: a call of the
 // library ends the gathering as a copy does, so that with --exact=off a pass is launched kernel by kernel.
 //
@@ -20,7 +23,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/common.cuh"
+#include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -53,7 +56,8 @@ class Work {
   bool same_kernels(const Work& other) const {
     return std::equal(kernels_.begin(), kernels_.end(), other.kernels_.begin(), other.kernels_.end(),
                       [](const Kernel& a, const Kernel& b) {
-                        return a.func == b.func && a.shape.cluster == b.shape.cluster;  // which no node can change
+                        return a.func == b.func && a.shape.cluster == b.shape.cluster &&
+                               a.shape.early == b.shape.early;  // which no node can change
                       });
   }
   bool same_node(size_t i, Work& other) {
@@ -106,17 +110,35 @@ cudaLaunchAttributeValue cluster_of(const LaunchShape& l) {
   v.clusterDim.y = v.clusterDim.z = 1;
   return v;
 }
+// `node` comes after `before`: early, once all blocks of that have called await_kernel_before() or have ended.
+void follow(cudaGraph_t graph, cudaGraphNode_t before, cudaGraphNode_t node, bool early, const char* op) {
+  cudaGraphEdgeData edge{};
+  if (early) {
+    edge.from_port = cudaGraphKernelNodePortProgrammatic;
+    edge.type = cudaGraphDependencyTypeProgrammatic;
+  }
+#if defined(CUDART_VERSION) && CUDART_VERSION < 13000
+  check_cuda(cudaGraphAddDependencies_v2(graph, &before, &node, &edge, 1), op);
+#else
+  check_cuda(cudaGraphAddDependencies(graph, &before, &node, &edge, 1), op);
+#endif
+}
 void launch_now(const char* op, const void* kernel, const LaunchShape& l, void** args, Stream stream) {
   cudaLaunchConfig_t c{};
   c.gridDim = l.grid;
   c.blockDim = l.block;
   c.dynamicSmemBytes = l.smem;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val = cluster_of(l);
+  cudaLaunchAttribute attributes[2] = {};
+  c.attrs = attributes;
   if (l.cluster > 1) {
-    c.attrs = &cluster;
-    c.numAttrs = 1;
+    cudaLaunchAttribute& cluster = attributes[c.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val = cluster_of(l);
+  }
+  if (l.early && machine().launches_early) {
+    cudaLaunchAttribute& early = attributes[c.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
   }
   c.stream = static_cast<cudaStream_t>(stream.handle);
   check_cuda(cudaLaunchKernelExC(&c, kernel, args), op);
@@ -190,7 +212,8 @@ class Cache final : public Graphs {
     for (size_t i = 0; i < work_.size(); i++)
       work_.with_node(i, [&](const cudaKernelNodeParams& p) {
         cudaGraphNode_t node = nullptr;
-        check_cuda(cudaGraphAddKernelNode(&node, g->graph, i ? &g->nodes.back() : nullptr, i ? 1 : 0, &p), work_.op(i));
+        check_cuda(cudaGraphAddKernelNode(&node, g->graph, nullptr, 0, &p), work_.op(i));
+        if (i) follow(g->graph, g->nodes.back(), node, work_.shape(i).early && machine().launches_early, work_.op(i));
         const cudaLaunchAttributeValue cluster = cluster_of(work_.shape(i));
         if (work_.shape(i).cluster > 1)
           check_cuda(cudaGraphKernelNodeSetAttribute(node, cudaLaunchAttributeClusterDimension, &cluster), work_.op(i));

@@ -36,12 +36,12 @@ bool code_of_90a() {
 #endif
 }
 
-// PARE_WGMMA of the environment.
-std::optional<bool> wgmma_set() {
-  const char* set = std::getenv("PARE_WGMMA");
+// A variable of the environment that is 0 or 1, if it is there.
+std::optional<bool> set_by(const char* variable, const char* meaning) {
+  const char* set = std::getenv(variable);
   if (!set) return {};
   const std::string s = set;
-  if (s != "0" && s != "1") fail("PARE_WGMMA=", s, ": 1 to compute with wgmma, 0 to compute with mma.sync");
+  if (s != "0" && s != "1") fail(variable, "=", s, ": ", meaning);
   return s == "1";
 }
 
@@ -93,6 +93,7 @@ Machine find_machine(int device) {
             .shared_memory = p.sharedMemPerBlockOptin,
             .multiprocessors = p.multiProcessorCount,
             .wgmma = false,
+            .launches_early = false,
             .chooses_wgmma = false};
   if (p.major < 8) fail(m.name, ": 8.0 at least is needed, for bfloat16; run with --device cpu");
 #ifndef CUEMU
@@ -106,10 +107,14 @@ Machine find_machine(int device) {
 #endif
   const bool is_90 = p.major == 9 && p.minor == 0;
   m.wgmma = is_90 && code_of_90a();
-  const std::optional<bool> set = wgmma_set();
+  const std::optional<bool> set = set_by("PARE_WGMMA", "1 to compute with wgmma, 0 to compute with mma.sync");
   if (set.value_or(false) && !m.wgmma)
     fail("PARE_WGMMA=1: ", is_90 ? "this program was built without the code of 9.0a; make cuda ARCH=90a"
                                  : cat(m.name, ": wgmma is of compute capability 9.0"));
+  m.launches_early = m.wgmma && set_by("PARE_EARLY",
+                                       "1 to launch kernels early, 0 to launch each when the one "
+                                       "before has ended")
+                                    .value_or(true);
   m.chooses_wgmma = m.wgmma && set.value_or(true);
   return m;
 }

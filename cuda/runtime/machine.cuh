@@ -12,9 +12,10 @@ struct Machine {
   std::string name;      // and compute capability
   size_t shared_memory;  // bytes that a block can have
   int multiprocessors;
-  bool wgmma;          // it has wgmma (compute capability 9.0: later ones have other instructions), as has the code
-                       // that was loaded for it
-  bool chooses_wgmma;  // where both kernels can compute and wgmma takes less time
+  bool wgmma;           // it has wgmma (compute capability 9.0: later ones have other instructions), as has the code
+                        // that was loaded for it
+  bool launches_early;  // kernels may begin before the one before them has ended (LaunchShape): 9.0 and its code, too
+  bool chooses_wgmma;   // where both kernels can compute and wgmma takes less time
 };
 const Machine& machine();  // as open() found it
 

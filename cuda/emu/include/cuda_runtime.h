@@ -90,11 +90,15 @@ enum cudaMemcpyKind {
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 using cudaStream_t = struct CUstream_st*;
 using cudaEvent_t = struct CUevent_st*;
-enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension = 4 };
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeClusterDimension = 4,
+  cudaLaunchAttributeProgrammaticStreamSerialization = 6
+};
 union cudaLaunchAttributeValue {
   struct {
     unsigned x, y, z;
   } clusterDim;
+  int programmaticStreamSerializationAllowed;
 };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
@@ -111,6 +115,11 @@ struct cudaLaunchConfig_t {
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphNode_t = struct CUgraphNode_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
+enum { cudaGraphKernelNodePortDefault = 0, cudaGraphKernelNodePortProgrammatic = 1 };
+enum { cudaGraphDependencyTypeDefault = 0, cudaGraphDependencyTypeProgrammatic = 1 };
+struct cudaGraphEdgeData {
+  unsigned char from_port, to_port, type, reserved[5];
+};
 struct cudaKernelNodeParams {
   void* func;
   dim3 gridDim, blockDim;
@@ -164,6 +173,8 @@ cudaError_t cudaGraphDestroy(cudaGraph_t);
 cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t*, cudaGraph_t, const cudaGraphNode_t* after, size_t n_after,
                                    const cudaKernelNodeParams*);
 cudaError_t cudaGraphKernelNodeSetAttribute(cudaGraphNode_t, cudaLaunchAttributeID, const cudaLaunchAttributeValue*);
+cudaError_t cudaGraphAddDependencies(cudaGraph_t, const cudaGraphNode_t* from, const cudaGraphNode_t* to,
+                                     const cudaGraphEdgeData*, size_t n);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long long flags = 0);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
 cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t, cudaGraphNode_t, const cudaKernelNodeParams*);

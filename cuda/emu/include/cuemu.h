@@ -42,6 +42,11 @@ void warp_memory_order(void** args, uint32_t mask);  // the WarpOp of __syncwarp
 // Barrier `id` of the block, for `count` threads (0: all of them).  With wait == false it only arrives.
 void block_barrier(int id, unsigned count, bool wait, const char* what, Loc loc);
 
+// Waits for the end of the kernel before (griddepcontrol.wait).  No thread of a kernel that is launched early touches
+// device memory before, which the checker reports, and every build of asynchronous copies; nor does it return before:
+// such a kernel could end first, and the next one waits for it alone.
+void await_kernel_before(Loc loc);
+
 // ---- asynchronous copies (cp.async)
 // The destination holds NaNs until the wait that covers the copy, which is when the data arrive: as late as allowed.
 void async_copy(void* smem, const void* gmem, unsigned bytes, unsigned src_bytes, Loc loc);
@@ -72,6 +77,7 @@ struct Grid {
   unsigned grid[3], block[3];
   size_t smem;
   unsigned cluster;  // blocks, neighbours in x
+  bool early;        // it may begin before the kernel before it has ended
 };
 using ThreadMain = void (*)(void* ctx);
 

@@ -235,6 +235,10 @@ void touch(const Access& a) {
   bool shared = false;
   Cell* c = cells_of(a, &shared);
   if (!c) return;
+  if (!shared && !a.async && is_too_early())
+    report(a, "early launch",
+           (a.write ? "write of " : "read of ") + memory_name(a.p) + " before the kernel before has been waited for",
+           "");
   const unsigned t = me();
   if (!a.atomic && !a.async) profile::access(a.place, a.p, a.bytes, a.write, shared, t);
   Slot now{g_cluster.serial, g_own[t], a.place, static_cast<uint16_t>(t), 0, a.atomic, a.async};

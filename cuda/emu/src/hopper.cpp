@@ -414,6 +414,7 @@ void prefetch_map(const CUtensorMap& map) {
 
 void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, unsigned blocks, Loc loc) {
   expect_arch("TMA", loc);
+  expect_awaited("a tensor copy", loc);
   if (blocks == 0 || blocks >> cluster_size())
     fail(loc, "TMA: a copy to blocks %04x of a cluster that has %u", blocks, cluster_size());
   const size_t bytes = box_bytes(map);
@@ -474,6 +475,7 @@ void land_copy() {
 
 void tensor_store(const CUtensorMap& map, const int (&at)[3], const void* smem, Loc loc) {
   expect_arch("TMA", loc);
+  expect_awaited("a tensor store", loc);
   char* const from = static_cast<char*>(const_cast<void*>(smem));
   const TensorCopy c{from, map, {at[0], at[1], at[2]}, nullptr, g_block, false, loc};
   expect_box(c, "source");

@@ -54,6 +54,7 @@ struct Thread {
   void* arg;
   int barrier;
   const uint64_t* mbarrier;
+  bool awaited;           // the kernel before
   bool arrived;           // at the barrier of the cluster, and has not waited for it
   uint32_t cluster_turn;  // how often that barrier had been passed then
   // cp.async: copies in flight, and the number of them at the end of each committed group.
@@ -90,6 +91,7 @@ struct Cluster {
   uint32_t turn = 0;           // how often that has been passed
   uint32_t serial = 0;         // of all clusters of all launches
   Order order = Order::forward;
+  bool early = false;             // the kernel may have begun before the one before has ended
   Block* holder(const void* p) {  // whose shared memory p is in; or null
     for (Block& b : blocks)
       if (b.holds(p)) return &b;
@@ -102,6 +104,8 @@ extern Block* g_block;    // the one it is of
 
 void make_ready(Thread* t);
 std::string name_of(const Block&);  // "block (0,0,0)"
+bool is_too_early();                // an access of the running thread to device memory
+void expect_awaited(const char* what, Loc);
 void suspend();                     // the current thread, until something makes it ready again
 const char* file_name(const Loc&);  // without directories
 uint64_t draw();                    // a random number

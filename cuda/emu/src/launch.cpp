@@ -33,12 +33,16 @@ std::unordered_map<const void*, Kernel>& kernels() {
   return all;
 }
 
-Grid grid_of(const dim3& grid, const dim3& block, size_t smem, unsigned cluster) {
-  return {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, smem, cluster};
+Grid grid_of(const dim3& grid, const dim3& block, size_t smem) {
+  return {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, smem, 1, false};
 }
-// Blocks of a cluster, which are neighbours in x; 0: no attribute that is emulated.
-unsigned cluster_of(cudaLaunchAttributeID id, const cudaLaunchAttributeValue& v) {
-  return id == cudaLaunchAttributeClusterDimension && v.clusterDim.y == 1 && v.clusterDim.z == 1 ? v.clusterDim.x : 0;
+// Blocks of a cluster are neighbours in x; an attribute that is not emulated leaves a grid that cannot be launched.
+void set_attribute(Grid& grid, cudaLaunchAttributeID id, const cudaLaunchAttributeValue& v) {
+  if (id == cudaLaunchAttributeProgrammaticStreamSerialization)
+    grid.early = v.programmaticStreamSerializationAllowed;
+  else
+    grid.cluster =
+        id == cudaLaunchAttributeClusterDimension && v.clusterDim.y == 1 && v.clusterDim.z == 1 ? v.clusterDim.x : 0;
 }
 
 // Bytes of dynamic shared memory that a launch of a kernel may take.  A device lets it have 48 KiB together with the
@@ -55,7 +59,9 @@ cudaError_t set(CUgraphNode_st& node, const cudaKernelNodeParams* p) {
   if (!p || !p->kernelParams || p->extra) return cudaErrorInvalidValue;
   const Kernel* kernel = find_kernel(p->func);
   if (!kernel) return cudaErrorInvalidDeviceFunction;
-  const Grid grid = grid_of(p->gridDim, p->blockDim, p->sharedMemBytes, node.grid.cluster);
+  Grid grid = grid_of(p->gridDim, p->blockDim, p->sharedMemBytes);
+  grid.cluster = node.grid.cluster;
+  grid.early = node.grid.early;
   if (!can_launch(grid) || !allows(p->func, grid.smem)) return cudaErrorInvalidValue;
   node.grid = grid;
   node.main = kernel->main;
@@ -101,9 +107,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* func, v
   if (cuemu::g_error) return cuemu::g_error;
   const cuemu::Kernel* kernel = cuemu::find_kernel(func);
   if (!kernel) return cuemu::g_error = cudaErrorInvalidDeviceFunction;
-  unsigned cluster = 1;
-  for (unsigned i = 0; i < c->numAttrs; i++) cluster = cuemu::cluster_of(c->attrs[i].id, c->attrs[i].val);
-  const cuemu::Grid grid = cuemu::grid_of(c->gridDim, c->blockDim, c->dynamicSmemBytes, cluster);
+  cuemu::Grid grid = cuemu::grid_of(c->gridDim, c->blockDim, c->dynamicSmemBytes);
+  for (unsigned i = 0; i < c->numAttrs; i++) cuemu::set_attribute(grid, c->attrs[i].id, c->attrs[i].val);
   if (!can_launch(grid) || !cuemu::allows(func, grid.smem)) return cuemu::g_error = cudaErrorInvalidConfiguration;
   g_calls.launches++;
   cuemu::queue(c->stream, [grid, main = kernel->main, call = kernel->call(func, args)] {
@@ -133,7 +138,7 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t* node, cudaGraph_t graph, con
                                    size_t n_after, const cudaKernelNodeParams* params) {
   if (!node || !graph || (n_after && !after)) return cudaErrorInvalidValue;
   auto made = std::make_shared<CUgraphNode_st>();
-  made->grid.cluster = 1;
+  made->grid = {{}, {}, 0, 1, false};
   for (size_t i = 0; i < n_after; i++) {
     const auto it =
         std::find_if(graph->nodes.begin(), graph->nodes.end(), [&](const auto& n) { return n.get() == after[i]; });
@@ -150,9 +155,28 @@ cudaError_t cudaGraphKernelNodeSetAttribute(cudaGraphNode_t node, cudaLaunchAttr
                                             const cudaLaunchAttributeValue* value) {
   if (!node || !value) return cudaErrorInvalidValue;
   cuemu::Grid grid = node->grid;
-  grid.cluster = cuemu::cluster_of(id, *value);
+  cuemu::set_attribute(grid, id, *value);
   if (!can_launch(grid)) return cudaErrorInvalidValue;
   node->grid = grid;
+  return cudaSuccess;
+}
+
+// From a kernel's end, or, where the edge is programmatic, from some time after its begin.
+cudaError_t cudaGraphAddDependencies(cudaGraph_t graph, const cudaGraphNode_t* from, const cudaGraphNode_t* to,
+                                     const cudaGraphEdgeData* edges, size_t n) {
+  if (!graph || !from || !to) return cudaErrorInvalidValue;
+  const auto find = [&](cudaGraphNode_t node) {
+    return std::find_if(graph->nodes.begin(), graph->nodes.end(), [&](const auto& x) { return x.get() == node; });
+  };
+  for (size_t i = 0; i < n; i++) {
+    const auto a = find(from[i]), b = find(to[i]);
+    if (a == graph->nodes.end() || b == graph->nodes.end()) return cudaErrorInvalidValue;
+    const cudaGraphEdgeData edge = edges ? edges[i] : cudaGraphEdgeData{};
+    const bool early = edge.type == cudaGraphDependencyTypeProgrammatic;
+    if (edge.to_port || early != (edge.from_port == cudaGraphKernelNodePortProgrammatic)) return cudaErrorInvalidValue;
+    (*b)->after.push_back(static_cast<size_t>(a - graph->nodes.begin()));
+    (*b)->grid.early |= early;
+  }
   return cudaSuccess;
 }
 

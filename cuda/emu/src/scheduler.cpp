@@ -108,7 +108,7 @@ bool run_cluster(const Grid& grid, uint64_t which) {
     std::fill_n(b.smem, b.smem_bytes, '\xff');
     for (Thread& t : b.threads) {
       t.state = State::unstarted;
-      t.arrived = false;
+      t.arrived = t.awaited = false;
       t.copies.clear();
       t.groups.clear();
       c.ready.push_back(&t);
@@ -222,6 +222,7 @@ void fiber_main() {
     b.returned[t->linear / kWarp] |= 1u << t->linear % kWarp;
     b.done++;
     g_cluster.done++;
+    if (is_too_early()) fail({}, "early launch: the thread has returned without waiting for the kernel before");
     if (!t->copies.empty()) fail(t->copies[0].loc, "thread ended with cp.async copies that it never waited for");
     expect_nothing_in_flight(*t);
     Thread* next = pick();
@@ -286,6 +287,7 @@ cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
     b.smem_bytes = c.smem;
   }
   all.order = settings().order;
+  all.early = c.early;
   g_rng = settings().seed * 0x9e3779b97f4a7c15u | 1;
   check::launch_begin();
   const bool ok = run_clusters(c);
@@ -303,6 +305,15 @@ cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
     g_error = cudaErrorLaunchFailure;
   }
   return g_error;
+}
+
+void await_kernel_before(Loc loc) {
+  if (settings().arch < 90) fail(loc, "griddepcontrol is of compute capability 9.0");
+  g_thread->awaited = true;
+}
+bool is_too_early() { return g_cluster.early && !g_thread->awaited; }
+void expect_awaited(const char* what, Loc loc) {
+  if (is_too_early()) fail(loc, "early launch: %s before the kernel before has been waited for", what);
 }
 
 bool blocks_are_left() { return g_blocks_left > 0; }

@@ -104,6 +104,7 @@ void async_copy(void* smem, const void* gmem, unsigned bytes, unsigned src_bytes
   if (bytes != 4 && bytes != 8 && bytes != 16) fail(loc, "cp.async: %u bytes", bytes);
   check_aligned(smem, bytes, "cp.async", loc);
   check_aligned(gmem, bytes, "cp.async", loc);
+  expect_awaited("cp.async", loc);
   const AsyncCopy copy{smem, gmem, bytes, src_bytes, loc};
   check::async_issue(copy);
   std::memset(smem, 0xff, bytes);  // NaNs until it lands
