@@ -13,6 +13,7 @@
 #include "linear.cuh"
 #include "linear_wgmma.cuh"
 #include "ops/linear_tiles.h"
+#include "ops/swiglu.h"
 #include "runtime/machine.cuh"
 #include "vocab.cuh"
 
@@ -42,6 +43,7 @@ struct Forward {
   float* sums;
   unsigned* arrivals;
 
+  int y_columns() const { return columns; }
   // Can tensor copies store y?
   bool stores_by_boxes() const {
     return pairs && columns % 2 == 0 && y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
@@ -97,6 +99,18 @@ struct Head : Forward<bf16, false> {
   const int32_t* target;  // [rows], or null
   float temperature;
   bool stores;  // the logits
+};
+
+// Gates and ups, `columns` together: y are their SwiGLU.
+struct Gated : Forward<bf16, false> {
+  template <int kRows, int kColumns>
+  using WgmmaStage = WgmmaGatedStage<kRows, kColumns>;
+
+  int y_columns() const { return columns / 2; }
+  __device__ static __nv_bfloat162 rounded_swiglu(float2 gate, float2 up) {
+    const auto rounded = [](float x) { return to_float(from_float<bf16>(x)); };
+    return __floats2bfloat162_rn(swiglu(rounded(gate.x), rounded(up.x)), swiglu(rounded(gate.y), rounded(up.y)));
+  }
 };
 
 // dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain continues what is there.
@@ -260,8 +274,14 @@ void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, c
     launch_wgmma<kRows, kColumns, kParts>(op, tile.cluster, p, stream);
     taken = true;
   };
-  take.template operator()<128, 128>();
-  if constexpr (std::is_same_v<Product, Head>) {
+  if constexpr (!std::is_same_v<Product, Gated>) take.template operator()<128, 128>();
+  if constexpr (std::is_same_v<Product, Gated>) {
+    take.template operator()<64, 64>();
+    take.template operator()<128, 160>();
+    take.template operator()<128, 192>();
+    take.template operator()<256, 160>();
+    take.template operator()<256, 192>();
+  } else if constexpr (std::is_same_v<Product, Head>) {
     take.template operator()<64, 128>();
   } else {
     if constexpr (!kGradient && !kParts) {
@@ -335,6 +355,16 @@ void multiply_forward(const char* op, const Forward<T, kTranspose>& p, const Ten
   else
     multiply_on_cuda_cores<true>(op, p, stream);
 }
+// SwiGLU by the kernel of its product.  False: these shapes have none.
+bool multiply_and_gate(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
+  if (!takes_wgmma(true) || !takes_tensor_copies(a.x, a.w) || p.depth == 0 || p.part < p.depth) return false;
+  Gated gated{p};
+  gated.y = a.swiglu.as<bf16>();
+  gated.y_stride = p.columns / 2;
+  if (p.columns % (2 * kPanel) != 0 || !gated.stores_by_boxes()) return false;
+  if (p.rows > 0) multiply_by_wgmma<false>(op, kGatedTiles, gated, stream);
+  return true;
+}
 // Logits and the sums of their tiles by one kernel.  False: these shapes have none.
 bool multiply_and_sum(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
   const VocabSums& sums = a.vocab_sums;
@@ -369,10 +399,13 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
   with_act(op, a.x, [&](auto type) {
     using T = decltype(type);
     const auto p = forward_product<T, false>(a.y, a.x, a.w, a.bias, a.residual, a.parts);
-    if constexpr (std::is_same_v<T, bf16>)
+    if constexpr (std::is_same_v<T, bf16>) {
       if (a.vocab_sums.tiles && multiply_and_sum(op, p, a, stream)) return;
+      if (a.swiglu && multiply_and_gate(op, p, a, stream)) return;
+    }
     multiply_forward(op, p, a.x, a.w, stream);
     sum_vocabulary(a, stream);
+    if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
   });
 }
 

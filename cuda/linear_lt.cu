@@ -20,6 +20,7 @@
 #include <map>
 
 #include "linear.cuh"
+#include "ops/swiglu.h"
 #include "runtime/library.h"
 #include "runtime/machine.cuh"
 #include "vocab.cuh"
@@ -242,6 +243,7 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
             .b_transposed = true},
            stream);
   sum_vocabulary(a, stream);
+  if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream stream) {

@@ -35,7 +35,7 @@ __device__ __forceinline__ void copy_share(Share s, void* smem, const CUtensorMa
 // wgmma finds there: kRows rows of x and kColumns columns of a weight ...
 template <int kRows, int kColumns, bool kTranspose>
 struct WgmmaWeightStage {
-  static constexpr bool kMnMajorA = false, kMnMajorB = !kTranspose;
+  static constexpr bool kMnMajorA = false, kMnMajorB = !kTranspose, kGated = false;
   // From one k16 step to the next, in units of 16 bytes: along a row of x, to the next 16 inputs or the next panel.
   static constexpr uint64_t kNextA = 2, kNextB = (kTranspose ? kColumns : 16) * 2;
 
@@ -77,10 +77,32 @@ struct WgmmaWeightStage {
   __device__ uint64_t a(int row) const { return matrix_descriptor(x + row * kWgmmaDepth, Swizzle::bytes_128, 1024); }
   __device__ uint64_t b() const { return matrix_descriptor(w, Swizzle::bytes_32, 256, kWgmmaDepth * 32); }
 };
+// ... or the same with a weight whose first half of the rows are gates and whose second are ups: kColumns / 2 of each,
+// which are the halves that the blocks of a cluster copy for both.
+template <int kRows, int kColumns>
+struct WgmmaGatedStage : WgmmaWeightStage<kRows, kColumns, false> {
+  using Base = WgmmaWeightStage<kRows, kColumns, false>;
+  static constexpr bool kGated = true;
+  template <class Product>
+  static std::pair<CUtensorMap, CUtensorMap> maps(const char* op, const Product& p, int) {
+    return Base::maps(op, p, 2);
+  }
+  template <class Product>
+  __device__ void copy(const Product& p, const CUtensorMap& map_x, const CUtensorMap& map_w, int row, int column, int k,
+                       Mbarrier* full, Share s) {
+    const auto copy_half = [&](int half) {
+      copy_share(s, this->w[half * Base::kPanels / 2], map_w, 0, k >> Base::log2_inputs(p),
+                 (half * p.columns + column) / 2 / kPanel, full);
+    };
+    tensor_copy(this->x, map_x, k, row, full);
+    copy_half(s.rank);
+    if (s.blocks == 1) copy_half(1);
+  }
+};
 // ... or kRows columns of dy and kColumns of x.
 template <int kRows, int kColumns>
 struct WgmmaRowStage {
-  static constexpr bool kMnMajorA = true, kMnMajorB = true;
+  static constexpr bool kMnMajorA = true, kMnMajorB = true, kGated = false;
   static constexpr uint64_t kNextA = 128, kNextB = 128;  // 16 rows
 
   static constexpr int kPanel = kWgmmaDepth * 64;  // [k][64], by rows of 128 bytes
@@ -117,16 +139,21 @@ struct WgmmaBlock {
   static constexpr int kDown = kRows > 128 ? 2 : 1, kSums = kColumns / 2 * kDown * (kParts ? 2 : 1);
   static_assert(kSums <= 192);
   static constexpr bool kGives = kSums > 128;
+  static constexpr int kStored = Stage::kGated ? kColumns / 2 : kColumns;  // columns of a tile of y
   static constexpr int kConsumers = kRows / kDown / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
   // Up to 226 KiB of shared memory, or 105 for each of the two blocks that then share a multiprocessor.
   static constexpr int kBlocks = kColumns > 64 || kParts ? 1 : 2,
                        kStages = std::min<int>(6, (kBlocks == 2 ? 96 : 204) * 1024 / sizeof(Stage));
   // Each warp rounds its results into boxes of 16 rows and kBox columns and stores those from there: as many boxes at
   // once as fit beside the stages.
-  static constexpr int kBox = kColumns <= 64 ? 32 : (kColumns % 64 == 0 ? 64 : 48), kBoxes = kColumns / kBox * kDown,
+  static constexpr int kBox = kColumns <= 64      ? 32
+                              : kStored % 64 == 0 ? 64
+                              : kStored % 48 == 0 ? 48
+                                                  : kStored,
+                       kBoxes = kStored / kBox * kDown,
                        kBuffers = std::min<int>(kBoxes, ((kBlocks == 2 ? 104 : 225) * 1024 - kStages * sizeof(Stage)) /
                                                             (kConsumers * 32 * kBox));
-  static_assert(kBuffers > 0 && kColumns % kBox == 0);
+  static_assert(kBuffers > 0 && kStored % kBox == 0);
   struct Shared {
     alignas(1024) bf16 boxes[kConsumers][kBuffers][16 * kBox];
     Ring<Stage, kStages> ring;
@@ -154,12 +181,12 @@ __device__ __forceinline__ int2 first_of_tile(int rows, int columns, int i, Shar
 }
 
 // Rounds the results of a warp and stores them by boxes: total[m] has those of 16 rows from row + m 64 on, and columns
-// from `column` on.
+// from `column` on; of gates and ups it has both halves, and `column` is that of y.
 template <class Block, class Product, int kDown, int kColumns>
 __device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& map,
                                            const Accumulator<kColumns> (&total)[kDown], typename Block::Shared& shared,
                                            int row, int column) {
-  constexpr int kBox = Block::kBox, kAcross = kColumns / kBox, kPairs = kBox / 4,
+  constexpr int kBox = Block::kBox, kAcross = Block::kStored / kBox, kPairs = kBox / 4,
                 kTogether = kColumns * kDown > 192 ? 4 : kPairs;  // whose addends are loaded at once
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -175,23 +202,30 @@ __device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& 
     __syncwarp();
 #pragma unroll
     for (int first = 0; first < kPairs; first += kTogether) {
-      // f(pair, row, column, values) for kTogether pairs of the box.
+      // f(pair, row, column, values, tile of 8 columns) for kTogether pairs of the box.
       const auto for_pairs = [&](auto f) {
 #pragma unroll
         for (int j = 0; j < kTogether; j++) {
           const LaneRow r{j % 2};
           const int tile = n / 8 + (first + j) / 2;
           const float* const x = &total[m].tile[tile][r.i * 2];
-          f(j, first_row + r, column + lane_column(tile), make_float2(x[0], x[1]));
+          f(j, first_row + r, column + lane_column(tile), make_float2(x[0], x[1]), tile);
         }
       };
       decltype(p.before_pair(0, 0)) before[kTogether];
-      for_pairs([&](int j, int r, int c, float2) {
-        before[j] = r < p.rows && c < p.columns ? p.before_pair(r, c) : decltype(p.before_pair(0, 0)){};
-      });
+      if constexpr (!Block::Stage::kGated)
+        for_pairs([&](int j, int r, int c, float2, int) {
+          before[j] = r < p.rows && c < p.columns ? p.before_pair(r, c) : decltype(p.before_pair(0, 0)){};
+        });
       uint32_t rounded[4];
-      for_pairs([&](int j, int, int c, float2 x) {
-        const __nv_bfloat162 y = p.rounded_pair(c, x, before[j]);
+      for_pairs([&](int j, int, int c, float2 x, int tile) {
+        __nv_bfloat162 y;
+        if constexpr (Block::Stage::kGated) {
+          const float* const up = &total[m].tile[tile + kColumns / 16][j % 2 * 2];
+          y = p.rounded_swiglu(x, make_float2(up[0], up[1]));
+        } else {
+          y = p.rounded_pair(c, x, before[j]);
+        }
         memcpy(&rounded[j % 4], &y, 4);
         if (j % 4 < 3) return;
         const int r = lane % 16, chunk = (first + j) / 4 * 2 + lane / 16;
@@ -270,6 +304,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   auto& shared = *dynamic_smem<typename Block::Shared>();
   auto& ring = shared.ring;
   constexpr bool kRounds = requires { p.rounded_pair(0, {}, {}); };
+  const bool by_boxes = Stage::kGated || maps.by_boxes;
   constexpr int kDown = Block::kDown;
   const Share share{cluster_rank(), cluster_size()};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_tile = blockIdx.x / share.blocks,
@@ -279,7 +314,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   if (threadIdx.x == 0) {
     prefetch_map(maps.a);
     prefetch_map(maps.b);
-    if (maps.by_boxes) prefetch_map(maps.y);
+    if (by_boxes) prefetch_map(maps.y);
     ring.init(Block::kConsumers * share.blocks);
     fence_proxy_async();
     fence_mbarrier_init();
@@ -293,6 +328,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
     meet();
   else
     __syncthreads();
+  await_kernel_before();
   if (warp >= Block::kConsumers) {
     if constexpr (Block::kGives) fewer_registers<40>();
     if (lane == 0 && warp == Block::kConsumers)
@@ -379,18 +415,19 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
     if (!kParts || adds) end_part();
     first = first_of_tile<kRows, kColumns>(p.rows, p.columns, t, share);
     first.x += warp / 4 * kDown * 64 + warp % 4 * 16;
+    if constexpr (Block::Stage::kGated) first.y /= 2;
     if constexpr (requires { p.tiles; }) {
       if (p.stores) store_tile<Block>(p, maps.y, total, shared, first.x, first.y);
       sum_tiles(p, total, first.x, first.y);
     } else if constexpr (kRounds) {
-      if (!maps.by_boxes) break;
+      if (!by_boxes) break;
       store_tile<Block>(p, maps.y, total, shared, first.x, first.y);
     } else {
       finish_tile<64>(p, total, first.x, first.y, t);
     }
   }
   if constexpr (kRounds) {
-    if (maps.by_boxes || requires { p.tiles; }) {
+    if (by_boxes || requires { p.tiles; }) {
       if (lane == 0) store_wait_read<0>();
     } else {
       finish_tile<64>(p, total, first.x, first.y, blockIdx.x);
@@ -416,7 +453,7 @@ void launch_wgmma(const char* op, int cluster, const Product& p, Stream stream) 
     one_tile = !maps.by_boxes;
     if constexpr (requires { p.tiles; }) one_tile = false;
     if (maps.by_boxes)
-      maps.y = tensor_map<2>(op, p.y, {static_cast<uint64_t>(p.columns), static_cast<uint64_t>(p.rows)},
+      maps.y = tensor_map<2>(op, p.y, {static_cast<uint64_t>(p.y_columns()), static_cast<uint64_t>(p.rows)},
                              {static_cast<uint64_t>(p.y_stride) * 2}, {Block::kBox, 16},
                              Block::kBox == 64 ? Swizzle::bytes_128 : Swizzle::none);
   }
@@ -426,7 +463,8 @@ void launch_wgmma(const char* op, int cluster, const Product& p, Stream stream) 
          {.grid = dim3((one_tile ? tiles : std::min(tiles, at_once)) * cluster, 1, std::max(1, p.apart())),
           .block = Block::kThreads,
           .smem = sizeof(typename Block::Shared),
-          .cluster = static_cast<unsigned>(cluster)},
+          .cluster = static_cast<unsigned>(cluster),
+          .early = true},
          stream, p, maps);
 }
 

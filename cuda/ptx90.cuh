@@ -404,10 +404,8 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define WGMMA_D72 WGMMA_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
-#define WGMMA_D96                                                            \
-  WGMMA_D72                                                                  \
-  ", %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
-  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_D80 WGMMA_D72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_D96 WGMMA_D80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define WGMMA_D128                                                                                 \
   WGMMA_D96                                                                                        \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
@@ -423,7 +421,7 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
 template <bool kMnMajorB, bool kMnMajorA = false, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool adds = true PTX_LOC) {
   constexpr int kN = 2 * kRegisters;
-  static_assert(kN == 32 || kN == 64 || kN == 128 || kN == 144 || kN == 192 || kN == 256);
+  static_assert(kN == 32 || kN == 64 || kN == 128 || kN == 144 || kN == 160 || kN == 192 || kN == 256);
 #ifdef CUEMU
   cuemu::wgmma(d, kN, a, b, kMnMajorA, kMnMajorB, adds, loc);
 #else
@@ -442,6 +440,10 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64
   else if constexpr (kN == 144)
     asm volatile(WGMMA("144", WGMMA_D72, "%76", "%72, %73, add, 1, 1, %74, %75")
                  : D32(0), D32(32), D8(64)
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
+  else if constexpr (kN == 160)
+    asm volatile(WGMMA("160", WGMMA_D80, "%84", "%80, %81, add, 1, 1, %82, %83")
+                 : D32(0), D32(32), D8(64), D8(72)
                  : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
   else if constexpr (kN == 192)
     asm volatile(WGMMA("192", WGMMA_D96, "%100", "%96, %97, add, 1, 1, %98, %99")
@@ -475,6 +477,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a
 #undef WGMMA
 #undef WGMMA_D128
 #undef WGMMA_D96
+#undef WGMMA_D80
 #undef WGMMA_D72
 #undef WGMMA_D64
 #undef WGMMA_D32

@@ -21,10 +21,7 @@ __global__ void __launch_bounds__(kThreads) fwd(T* __restrict__ y, const T* __re
   const T* gate = gate_up + int64_t{blockIdx.x} * 2 * f + i;
   Pack<T> g = load_pack<kVector>(gate, f - i);
   const Pack<T> u = load_pack<kVector>(gate + f, f - i);
-  for (int j = 0; j < kPack<T>; j++) {
-    const float x = to_float(g.v[j]);
-    g.v[j] = from_float<T>(x / (1.f + exp_f32(-x)) * to_float(u.v[j]));
-  }
+  for (int j = 0; j < kPack<T>; j++) g.v[j] = from_float<T>(swiglu(to_float(g.v[j]), to_float(u.v[j])));
   store_pack<kVector>(y + int64_t{blockIdx.x} * f + i, g, f - i);
 }
 

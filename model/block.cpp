@@ -71,9 +71,14 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
   adapt({Projection::o}, b.o, b.x_mid);
 
   device.rmsnorm_fwd({.y = b.h2, .rstd = b.rstd2, .x = b.x_mid, .w = w.post_norm, .eps = c.rms_eps});
-  device.linear_fwd({.y = b.gate_up, .x = b.h2, .w = w.gate_up, .bias = {}, .residual = {}, .parts = b.parts});
-  adapt({Projection::gate, Projection::up}, b.h2, b.gate_up);
-  device.swiglu_fwd({.y = b.act, .gate_up = b.gate_up});
+  LinearFwd gate_up{.y = b.gate_up, .x = b.h2, .w = w.gate_up, .bias = {}, .residual = {}, .parts = b.parts};
+  const bool separate = b.backward || model.adapters;  // something reads or changes gate_up
+  if (!separate) gate_up.swiglu = b.act;
+  device.linear_fwd(gate_up);
+  if (separate) {
+    adapt({Projection::gate, Projection::up}, b.h2, b.gate_up);
+    device.swiglu_fwd({.y = b.act, .gate_up = b.gate_up});
+  }
   if (y) device.linear_fwd({.y = y, .x = b.act, .w = w.down, .bias = {}, .residual = b.x_mid, .parts = b.parts});
   adapt({Projection::down}, b.act, y);
 }
@@ -183,6 +188,7 @@ void forward_rows(const Model& model, Arena& scratch, const Tensor& ids, const T
   device.embedding_fwd({.y = x, .table = model.embedding, .ids = ids});
   BlockBuffers b(model, scratch, rows);
   b.parts = parts;
+  b.backward = false;
   for (int l = 0; l < model.config.layers; l++) {
     const Range range(device, "layer", l);
     block_forward(model, l, b, x, pos, attention, x);

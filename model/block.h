@@ -15,8 +15,9 @@ struct BlockBuffers {
   Tensor x_mid;                    // [N, C]: residual stream after attention
   Tensor rstd2, h2, gate_up, act;  // [N], [N, C], [N, 2F], [N, F]
 
-  AdapterBuffers lora;  // [N, r] each: absent without adapters
-  LinearParts parts;    // of the products; absent at first
+  AdapterBuffers lora;   // [N, r] each: absent without adapters
+  LinearParts parts;     // of the products; absent at first
+  bool backward = true;  // false: no backward follows, and gate_up is scratch
 
   Tensor q, k, v;  // [N, H, D], [N, K, D], [N, K, D]: what attention reads, views of the above
 };

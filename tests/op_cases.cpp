@@ -27,7 +27,13 @@ void bounds(OpRun& r, const EmbeddingBwd& a) { r.bound(a.dtable, added(a.dy.shap
 
 // A chain of n products of two normals: its partial sums, and what is added, stay below 4 sqrt(n + 4).
 double products(int64_t n) { return chain(double(n)) * 4 * std::sqrt(double(n + 4)); }
-void bounds(OpRun& r, const LinearFwd& a) { r.bound(a.y, products(a.w.inputs())); }
+void bounds(OpRun& r, const LinearFwd& a) {
+  const int64_t n = a.w.inputs();
+  if (!a.swiglu) return r.bound(a.y, products(n));
+  // silu's slope is below 1.1, and gates and ups are rounded.
+  const double most = 4 * std::sqrt(double(n + 4)), each = products(n) + (a.x.dtype == DType::bf16 ? most / 256 : 0);
+  r.bound(a.swiglu, 2.1 * most * each + 16 * kRound * most * most);
+}
 void bounds(OpRun& r, const LinearBwdInput& a) { r.bound(a.dx, products(a.w.outputs())); }
 void bounds(OpRun& r, const LinearBwdWeight& a) {
   r.bound(a.dw, products(a.x.shape[0]));

@@ -187,6 +187,14 @@ TEST(EmuMachine, EveryTileHasTheBitsOfMmaSync) {
       t.table.linear_fwd({y, x, t.weight("w", columns, 2056), {}, r, t.parts(n, columns, 2056)}, {});
     });
   });
+  for_tiles("gates and ups", kGatedTiles, 1, [&](int64_t n, int64_t columns) {
+    columns = (columns + 8) / 32 * 32 - 32;  // behind the last gates of the last tile come ups
+    expect_same([&](kernel::Call& t) {
+      LinearFwd a{t.act_out("y", {n, columns}), t.act("x", {n, 72}), t.weight("w", columns, 72), {}, {}};
+      a.swiglu = t.act_out("result", {n, columns / 2});
+      t.table.linear_fwd(a, {});
+    });
+  });
   for (const bool only : {false, true})
     for_tiles(only ? "head, no logits" : "head", kHeadTiles, 1, [&](int64_t n, int64_t columns) {
       if (only) columns += asked_tile->columns - 128;  // the last tile is nearly full, or no more than half

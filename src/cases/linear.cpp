@@ -20,7 +20,12 @@ Call linear_fwd(Operands& o, const Dims& d) {
   choose_kernel(o, d);
   const int64_t M = d["M"], N = d["N"], K = d["K"], gap = d["gap"];
   LinearFwd a{};
-  a.y = d["in_place"] ? o.inout("y", {M, N}, gap) : o.out("y", {M, N}, gap);
+  if (d["swiglu"]) {
+    a.y = o.scratch("y", {M, N});
+    a.swiglu = o.out("swiglu", {M, N / 2});
+  } else {
+    a.y = d["in_place"] ? o.inout("y", {M, N}, gap) : o.out("y", {M, N}, gap);
+  }
   a.x = o.in("x", {M, K}, gap);
   a.w = o.weight("w", N, K);
   if (d["bias"]) a.bias = o.in("bias", {N});
@@ -90,11 +95,12 @@ std::vector<OpCase> linear_cases() {
             kGap,
             kInPlace,
             edge("apart", "1: memory for parts of k apart, as in decoding", 1),
-            edge("sums", "1: y are logits, whose tiles are summed up; 2: and which are not wanted themselves")},
+            edge("sums", "1: y are logits, whose tiles are summed up; 2: and which are not wanted themselves"),
+            edge("swiglu", "1: SwiGLU of y, which is not wanted itself")},
            {"M=1,N=1,K=1", "M=1,N=3,K=17,bias=1", "M=2,N=16,K=64,residual=1", "M=3,N=17,K=65,gap=5,bias=1,residual=1",
             "M=5,N=33,K=31,residual=1,in_place=1", "M=13,N=15,K=63,gap=3,bias=1,residual=1,in_place=1",
             "M=17,N=67,K=130,bias=1", "M=65,N=48,K=40,gap=16,residual=1,in_place=1", "M=130,N=129,K=19,gap=1,bias=1",
-            "M=3,N=17,K=65,sums=1", "M=66,N=520,K=72,sums=1"},
+            "M=3,N=17,K=65,sums=1", "M=66,N=520,K=72,sums=1", "M=5,N=34,K=65,swiglu=1", "M=66,N=224,K=72,swiglu=1"},
            linear_fwd},
           {"linear_bwd_input",
            {m, n, k, {"accumulate", 0, "1: adds to dx", 0}, kKernel, kGap},

@@ -1,5 +1,6 @@
 // Weights and linear layers.
 #include "cpu/glue.h"
+#include "ops/swiglu.h"
 
 namespace pare::cpu {
 
@@ -46,7 +47,7 @@ static void multiply(const GemmArgs& g, int64_t rows) {
     parallel_shares(rows, k.tile_rows / 2, time, [&](Interval r) { run(r, {0, panels}); });
 }
 
-void linear_fwd(const LinearFwd& a, Stream) {
+void linear_fwd(const LinearFwd& a, Stream stream) {
   const int64_t rows = a.x.shape[0], outputs = a.w.outputs(), inputs = a.w.inputs();
   const GemmArgs g{.y = a.y.as<float>(),
                    .x = a.x.as<float>(),
@@ -59,6 +60,7 @@ void linear_fwd(const LinearFwd& a, Stream) {
                    .depth = inputs,
                    .outputs = outputs};
   multiply(g, rows);
+  if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream) {

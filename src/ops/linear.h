@@ -104,6 +104,7 @@ struct LinearFwd {
   Tensor residual;            // act [N, O] or absent, rows may be strided
   LinearParts parts = {};     // or absent; read in bf16 only
   VocabSums vocab_sums = {};  // or absent: y are logits, without bias and residual
+  Tensor swiglu = {};         // act [N, O / 2] out: swiglu_fwd of y, which is scratch then; or absent
   void check(Contract& c) const {
     const int64_t N = x.shape[0], O = w.outputs();
     w.check(c, "w");
@@ -116,6 +117,11 @@ struct LinearFwd {
       c.that(!bias && !residual && !parts.sums && y.contiguous(),
              "tiles are summed up, expected contiguous logits without bias, residual or parts");
     }
+    if (swiglu) {
+      c.act("swiglu", swiglu, {N, O / 2});
+      c.that(O % 2 == 0 && !bias && !residual && !vocab_sums.tiles && y.contiguous(),
+             "y is gates and ups, expected them contiguous without bias, residual or tiles");
+    }
     if (!parts.sums) return;
     const int64_t least = linear_sums(N, O, w.inputs());
     c.stat("sums", parts.sums, {parts.sums.shape[0]});
@@ -123,15 +129,21 @@ struct LinearFwd {
     c.index("arrivals", parts.arrivals, {kLinearTiles});
   }
   Cost cost() const {
-    return {2 * x.shape[0] * w.inputs() * w.outputs(), detail::total_bytes(x, w, bias, residual),
-            detail::total_bytes(vocab_sums.only ? Tensor{} : y, vocab_sums.tiles)};
+    return {2 * x.shape[0] * w.inputs() * w.outputs() + 5 * swiglu.size(), detail::total_bytes(x, w, bias, residual),
+            detail::total_bytes(results(), vocab_sums.tiles, swiglu)};
   }
   Stretch stretch(int multiprocessors) const {
     const int64_t N = x.shape[0], O = w.outputs(), I = w.inputs(), apart = parts.sums ? linear_parts_apart(N, O, I) : 0;
-    const auto tiles = linear_parts(O, I) > 1 && !apart ? kPartsTiles : vocab_sums.tiles ? kHeadTiles : kOnePartTiles;
+    const auto tiles = linear_parts(O, I) > 1 && !apart ? kPartsTiles
+                       : vocab_sums.tiles               ? kHeadTiles
+                       : swiglu                         ? kGatedTiles
+                                                        : kOnePartTiles;
     return {.flops = tile_stretch(tiles, N, O, I, multiprocessors, std::max<int64_t>(1, apart))};
   }
-  auto outputs() const { return std::array{vocab_sums.only ? Tensor{} : y}; }
+  auto outputs() const { return std::array{results(), swiglu}; }
+
+ private:
+  Tensor results() const { return vocab_sums.only || swiglu ? Tensor{} : y; }  // y, if it is wanted
 };
 // dx = dy w: a sum over o ascending from +0, which is added once to what dx holds if accumulate
 struct LinearBwdInput {

@@ -1,4 +1,5 @@
 // Weights and linear layers.
+#include "ops/swiglu.h"
 #include "ref/ref.h"
 
 namespace pare::ref {
@@ -22,7 +23,7 @@ void unpack_weight(const UnpackWeight& a, Stream) {
   });
 }
 
-void linear_fwd(const LinearFwd& a, Stream) {
+void linear_fwd(const LinearFwd& a, Stream stream) {
   const int64_t rows = a.x.shape[0], outputs = a.w.outputs(), inputs = a.w.inputs();
   dispatch("linear_fwd", a.x, [&]<class T>(T) {
     const View<T> y(a.y), x(a.x), bias(a.bias), residual(a.residual);
@@ -35,6 +36,7 @@ void linear_fwd(const LinearFwd& a, Stream) {
         y(n, o) = static_cast<T>(sum);
       }
   });
+  if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream) {
