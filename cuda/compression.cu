@@ -37,8 +37,8 @@ struct SelectArgs {
 struct Digit {
   int value, left, equal;  // the digit; how many numbers with it are wanted; how many there are
 };
-// The digit of the wanted-th largest number, where count[d] numbers have digit d; by one warp, in one of its lanes
-// through `to`.
+// Finds the digit of the wanted-th largest number, where count[d] numbers have digit d.  One warp does, and one of its
+// lanes writes `to`.
 __device__ __forceinline__ void find_digit(Digit* to, const int* count, int wanted) {
   const int lane = threadIdx.x, highest = 255 - 8 * lane;  // lane's digits: highest, highest - 1, ...
   int own = 0;
@@ -134,9 +134,9 @@ struct CompactArgs {
   int head_dim;
 };
 
-// Slots [first, first + keep) of dst from the slots that `keep` names, the units of which at(head, place, unit) gives,
-// or null.  One block does so for its units of a head, kMovedSlots slots at a time, ascending: all are read, then a
-// barrier, then all are written.
+// Moves the slots that `keep` names to slots [first, first + keep) of dst; at(head, place, unit) is a unit of a slot,
+// or null.  A block moves its units of a head, kMovedSlots slots at a time, ascending: all are read, then a barrier,
+// then all are written.
 //
 // Nothing is read that has been overwritten: slot first + i comes from slot keep[i] >= first + i, as keep ascends from
 // first.  So a later round reads only slots at or past those that it writes, which are past all that earlier rounds

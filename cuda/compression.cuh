@@ -78,7 +78,7 @@ __device__ __forceinline__ const T* key_at(const T* k_pages, const HeadPages& pa
   return k_pages + pages.head(slot) * head_dim * kPageSlots + slot % kPageSlots;
 }
 
-// put(i, d, vector(i)) for kRows vectors and d < depth: neighbouring threads have neighbours in memory.
+// Calls put(i, d, vector(i)) for kRows vectors and d < depth.  Neighbouring threads have neighbours in memory.
 template <int kRows, class Get, class Put>
 __device__ __forceinline__ void for_elements(int depth, Get vector, Put put) {
   constexpr bool kLine = decltype(vector(0))::kLine;
@@ -116,15 +116,15 @@ struct DotTile {
 
   __device__ float* end() const { return z + kRows * kColumnStep; }
 
-  // vector(i): a Vector.  (multiply ends with a barrier: the rows before have been read.)
+  // Loads the rows; vector(i) is a Vector.  (multiply ends with a barrier: the rows before have been read.)
   template <class Get>
   __device__ __forceinline__ void load_rows(Get vector) const {
     for_elements<kRows>(head_dim, vector,
                         [&](int i, int d, const auto& x) { rows[d * kRowStep + i] = x.value(x.load(d)); });
   }
 
-  // The first n_rows x n_columns products, and more.  vector(j): a Vector, for j < n_columns.  kTogether: those of
-  // eight columns lie together, from each multiple of eight on.
+  // Computes the first n_rows x n_columns products, or more.  vector(j): a Vector, for j < n_columns.  kTogether: those
+  // of eight columns lie together, from each multiple of eight on.
   template <bool kTogether = true, class Get>
   __device__ __forceinline__ void multiply(int n_rows, int n_columns, float scale, Get vector) const {
     const int row = threadIdx.x / kAcross * 4, column = threadIdx.x % kAcross * 4;
@@ -283,8 +283,8 @@ constexpr int kNormThreads = 64;
 template <class T>
 constexpr int kNormSlots = sizeof(T) == 2 ? 8 : 1;  // neighbours, of which a thread has the norms
 
-// norms[x][slot] = sqrt(k . k) + 1e-8, in bf16 1 / that, of slots [first, slots) and those before them in their page; x
-// counts (compression, head), and `step` is a row of it.
+// Computes norms[x][slot] = sqrt(k . k) + 1e-8, in bf16 1 / that, for slots [first, slots) and those before them in
+// their page; x counts (compression, head), and `step` is a row of it.
 template <class T>
 __global__ void __launch_bounds__(kNormThreads) key_norms(Compressions compressions, const T* __restrict__ k_pages,
                                                           int head_dim, float* __restrict__ norms, int64_t step) {
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kNormThreads) key_norms(Compressions compressi
   }
 }
 
-// Norms of compressions of up to `row` slots.
+// Launches key_norms for compressions of up to `row` slots.
 template <class T>
 void launch_key_norms(const char* op, const Compressions& compressions, const Tensor& k_pages, float* norms,
                       int64_t step, int64_t row, Stream stream) {

@@ -55,14 +55,14 @@ struct WindowArgs {
   float scale;
 };
 
-// Of `count` numbers `step` apart: the largest, or their mean.
+// Returns the largest of `count` numbers `step` apart, or their mean.
 __device__ __forceinline__ float aggregate(const float* x, int step, int count, GqaAgg how) {
   float v = x[0];
   for (int g = 1; g < count; g++) v = how == GqaAgg::max_logit ? fmaxf(v, x[g * step]) : v + x[g * step];
   return how == GqaAgg::max_logit ? v : v / static_cast<float>(count);
 }
 
-// score[first, end) by its pooled self, after a barrier; room: for kThreads + 2 * (kernel / 2) floats.
+// Pools score[first, end) in place, after a barrier; room: for kThreads + 2 * (kernel / 2) floats.
 __device__ void pool_slots(float* score, float* room, int first, int end, Pool pool, int kernel) {
   const int side = kernel / 2, i = threadIdx.x;
   const float outside = pool == Pool::max ? -INFINITY : 0.f;
@@ -359,9 +359,9 @@ __global__ void __launch_bounds__(ColumnsOfS<kD>::kBlock, ColumnsOfS<kD>::kBlock
     });
 }
 
-// r of each slot: the sum of its column, less the rows to which it is the last similar one, ascending.  Few slots are
-// that of any row; a warp looks for the rows of one.  r is not needed before, so it holds marks at first.  A thread has
-// the slots that it has in weigh_redundancy.
+// Computes r of each slot: the sum of its column, less the rows to which it is the last similar one, ascending.  Few
+// slots are that of any row; a warp looks for the rows of one.  r is not needed before, so it holds marks at first.  A
+// thread has the slots that it has in weigh_redundancy.
 __device__ __forceinline__ void column_means(const RedundancyArgs& a, const KvCompression& e, float* r) {
   const float *sums = a.values(0), *last = a.values(1), *similar = a.values(2);
   int* const marks = reinterpret_cast<int*>(r);
@@ -390,7 +390,7 @@ __device__ __forceinline__ void column_means(const RedundancyArgs& a, const KvCo
   }
 }
 
-// score = lambda * score - (1 - lambda) * softmax(r)
+// Computes score = lambda * score - (1 - lambda) * softmax(r).
 __global__ void __launch_bounds__(kThreads) weigh_redundancy(const RedundancyArgs a) {
   __shared__ float tops[kWarps], exps[kThreads], total;
   const KvCompression e = a.compressions.get();

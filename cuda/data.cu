@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads)
   store_pack<kVector>(y + dst * y_stride + i, load_pack<kVector>(x + src * x_stride + i, width - i), width - i);
 }
 
-// blockIdx.y is the part of y.
+// Adds x[r] to y[index[r]], r ascending.  blockIdx.y is the part of y: rows dst with dst % kParts == blockIdx.y.
 template <class Y, class T>
 __global__ void __launch_bounds__(kThreads)
     add(Y* __restrict__ y, const T* __restrict__ x, const int32_t* __restrict__ index, int rows, int width) {
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// y[n] = row ids[n] of the table, which lies in panels or row by row.  blockIdx.x is n.
+// Copies row ids[n] of the table, which lies in panels or row by row, to y[n].  blockIdx.x is n.
 template <class T, bool kPanels>
 __global__ void __launch_bounds__(kThreads)
     take(T* __restrict__ y, const T* __restrict__ table, const int32_t* ids, int width) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) add_all(float* __restrict__ y, const
   if (i < n) y[i] += x[i];
 }
 
-// Block r hashes run r, its threads every kThreads-th number; sums of integers have no order.
+// Hashes run r in block r, whose threads take every kThreads-th number; sums of integers have no order.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     hash(uint2* __restrict__ hashes, const T* __restrict__ x, int64_t n, int64_t run, uint64_t first, bool each) {

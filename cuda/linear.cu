@@ -44,13 +44,13 @@ struct Forward {
   unsigned* arrivals;
 
   int y_columns() const { return columns; }
-  // Can tensor copies store y?
+  // Returns true if tensor copies can store y.
   bool stores_by_boxes() const {
     return pairs && columns % 2 == 0 && y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
   }
   // The number of such parts, or 0.
   int apart() const { return !kTranspose && sums ? ceil_div(depth, part) : 0; }
-  // The sums of a part at an even column and the next.
+  // Returns the place of a part's sums at an even column and the next.
   __device__ float2* sum_of_part(int part, int row, int column) const requires(!kTranspose) {
     return reinterpret_cast<float2*>(sums + (int64_t{part} * rows + row) * round_up(columns, 2) + column);
   }
@@ -198,8 +198,8 @@ __global__ void __launch_bounds__(kThreads) multiply(const Product p) {
         p.finish(first_row + y + kSide * i, first_column + x + kSide * j, sum[i][j]);
 }
 
-// y[c] += sum over rows of x[r][c]: kStrands chains, of rows r % kStrands ascending, the first continuing what is
-// there, added up in order.
+// Adds the sum over rows of x[r][c] to y[c]: kStrands chains, of rows r % kStrands ascending, the first continuing what
+// is there, added up in order.
 constexpr int kColumns = 32;
 template <class T, int kStrands>
 __global__ void __launch_bounds__(kColumns* kStrands)
@@ -215,8 +215,8 @@ __global__ void __launch_bounds__(kColumns* kStrands)
   y[c] = sum;
 }
 
-// Rows [first, first + size / inputs) of a weight, from or to rows that follow one another; `zeros` more rows are
-// cleared.
+// Packs rows [first, first + size / inputs) of a weight from rows that follow one another, or unpacks them; `zeros`
+// more rows are cleared.
 template <class T, bool kUnpack>
 __global__ void __launch_bounds__(kThreads)
     move_rows(T* __restrict__ packed, T* __restrict__ rows, int64_t first, int inputs, int64_t size, int64_t zeros) {
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kThreads)
     at = i < size ? rows[i] : from_float<T>(0.f);
 }
 
-// A kernel whose block computes `tile`, columns and rows; `block` is its launch but for the grid.
+// Launches a kernel whose block computes `tile`, columns and rows; `block` is its launch but for the grid.
 template <class Product>
 void multiply_all(const char* op, void (*kernel)(Product), LaunchShape block, dim3 tile, const Product& p,
                   Stream stream) {
@@ -355,7 +355,7 @@ void multiply_forward(const char* op, const Forward<T, kTranspose>& p, const Ten
   else
     multiply_on_cuda_cores<true>(op, p, stream);
 }
-// SwiGLU by the kernel of its product.  False: these shapes have none.
+// Computes SwiGLU by the kernel of its product; returns false if these shapes have none.
 bool multiply_and_gate(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
   if (!takes_wgmma(true) || !takes_tensor_copies(a.x, a.w) || p.depth == 0 || p.part < p.depth) return false;
   Gated gated{p};
@@ -365,7 +365,7 @@ bool multiply_and_gate(const char* op, const Forward<bf16, false>& p, const Line
   if (p.rows > 0) multiply_by_wgmma<false>(op, kGatedTiles, gated, stream);
   return true;
 }
-// Logits and the sums of their tiles by one kernel.  False: these shapes have none.
+// Computes logits and the sums of their tiles by one kernel; returns false if these shapes have none.
 bool multiply_and_sum(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
   const VocabSums& sums = a.vocab_sums;
   const bool stores = !sums.only;

@@ -102,9 +102,9 @@ std::ostream& operator<<(std::ostream& s, const Product& p) {
 }
 
 cudaDataType_t type_of(const Tensor& t) { return t.dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
-// Elements from one row to the next; a single row has none.
+// Returns the elements from one row to the next; a single row has none.
 int64_t leading(const Tensor& t) { return t.shape[0] > 1 ? t.stride[0] : t.shape[1]; }
-// Of the first element, in bytes, as far as it matters to the library.
+// Returns the alignment of the first element, in bytes, as far as it matters to the library.
 uint32_t alignment(const Tensor& t) {
   const auto address = reinterpret_cast<uintptr_t>(t.data) | 256;
   return static_cast<uint32_t>(address & -address);
@@ -142,7 +142,7 @@ struct Descriptors {
   }
 };
 
-// The kernel that the library thinks fastest.
+// Returns the kernel that the library thinks fastest.
 cublasLtMatmulAlgo_t choose(const Product& p, const Descriptors& x) {
   struct Preference {
     cublasLtMatmulPreference_t p = nullptr;
@@ -197,7 +197,7 @@ void multiply(const Product& p, Stream stream) {
         p.op, p);
 }
 
-// Every row of a weight, without the zeros behind the last.
+// Returns every row of a weight, without the zeros behind the last.
 Tensor rows_of(const Weight& w) { return make_tensor(w.packed.data, w.packed.dtype, {w.outputs(), w.inputs()}); }
 
 void copy(const char* op, const Tensor& to, const Tensor& from, Stream stream) {

@@ -17,7 +17,7 @@ namespace pare::PARE_CUDA {
 constexpr int kMmaTile = 64;  // rows and columns of a block, and k of a stage
 constexpr int kMmaThreads = 128;
 
-// to[0, 8) = from[0, valid), and zeros; `any` is some address.  kAsync: the addresses are 16-byte aligned.
+// Copies from[0, valid), then zeros, to to[0, 8); `any` is some address.  kAsync: the addresses are 16-byte aligned.
 template <bool kAsync>
 __device__ __forceinline__ void copy_eight(bf16* to, const bf16* from, int valid, const bf16* any) {
   if constexpr (kAsync) {
@@ -33,7 +33,7 @@ struct MmaRows {
   bf16 v[kRows * kMmaTile];
 
   __device__ SharedTile<kMmaTile> tile() { return {v}; }
-  // `from` is the first element; `rows` and `columns` of the matrix are left, the rest is zeros.
+  // Loads from `from` on, the first element; `rows` and `columns` of the matrix are left, the rest is zeros.
   template <int kThreads, bool kAsync>
   __device__ void load(int thread, const bf16* from, int64_t stride, int rows, int columns, const bf16* any) {
 #pragma unroll
@@ -61,8 +61,8 @@ struct MmaPanels {
   }
 };
 
-// What is held of the operands for kMmaTile values of k, and how a warp takes its 16 x 16 parts from there: kRows rows
-// of x and kMmaTile outputs (kTranspose: inputs) of a weight ...
+// Holds the operands for kMmaTile values of k, and gives a warp its 16 x 16 parts of them: kRows rows of x and kMmaTile
+// outputs (kTranspose: inputs) of a weight ...
 template <int kRows, bool kTranspose>
 struct WeightStage {
   MmaRows<kRows> x;
@@ -99,7 +99,7 @@ struct RowStage {
   }
 };
 
-// sum += the products of a stage, of whose k `depth` exist, for a warp: kDown times 16 rows.
+// Adds the products of a stage, of whose k `depth` exist, to a warp's sum: kDown times 16 rows.
 template <int kDown, int kColumns, class Stage>
 __device__ __forceinline__ void multiply_stage(Accumulator<kColumns> (&sum)[kDown], Stage& s, int row, int column,
                                                int depth) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void multiply_stage(Accumulator<kColumns> (&sum)[kDow
   }
 }
 
-// The values of k that a block adds up: the first, and their number.
+// Returns the values of k that a block adds up: the first, and their number.
 template <class Product>
 __device__ __forceinline__ int2 depth_of_block(const Product& p) {
   if constexpr (!requires { p.sum_of_part(0, 0, 0); }) return {0, p.depth};

@@ -48,7 +48,7 @@ struct ExpF32 {
   __device__ float operator()(float x) const { return exp_f32(x); }
 };
 
-// In every thread: a row sum, sum = add(id, sum) being its step.
+// Returns, in every thread, a row sum, of which sum = add(id, sum) is a step.
 template <class Add>
 __device__ __forceinline__ float sum_over_ids(int vocabulary, Add add) {
   __shared__ float total;
@@ -75,7 +75,7 @@ __device__ __forceinline__ float sum_over_ids(int vocabulary, Add add) {
   return total;
 }
 
-// KL(p || q), in every thread: the sum of p (log p - log q).
+// Returns KL(p || q), in every thread: the sum of p (log p - log q).
 template <class T>
 __device__ float kl_to(const Scaled<T>& z, const Scaled<T>& zq, const Distribution& d, const Distribution& q,
                        int vocabulary) {
@@ -85,7 +85,7 @@ __device__ float kl_to(const Scaled<T>& z, const Scaled<T>& zq, const Distributi
   });
 }
 
-// sum(c) of Centring, in every thread.
+// Returns sum(c) of Centring, in every thread.
 template <class T>
 __device__ float centring_sum(const Centring& spec, const Scaled<T>& z, const Scaled<T>& zq, const Distribution& d,
                               const Distribution& q, int vocabulary) {

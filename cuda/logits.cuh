@@ -66,7 +66,7 @@ struct Scaled {
   }
 };
 
-// In every thread: op over the values of all threads.  `room` has kWarps elements.
+// Returns, in every thread, op over the values of all threads.  `room` has kWarps elements.
 template <class V, class Op>
 __device__ V block_reduce(V v, V* room, Op op) {
   for (int o = 16; o > 0; o /= 2) v = op(v, __shfl_xor_sync(kAllLanes, v, o));
@@ -84,13 +84,13 @@ struct Distribution {
   __device__ float entropy() const { return log_sum - weighted / sum; }
 };
 
-// In every lane: the last step of a row sum.
+// Returns, in every lane, a row sum from its lanes: the last step of it.
 __device__ __forceinline__ float tree(float lane_sum) {
   for (int o = kLanes / 2; o > 0; o /= 2) lane_sum += __shfl_xor_sync(kAllLanes, lane_sum, o);
   return lane_sum;
 }
 
-// f(tile) by half a warp each.  Whole warps call it, so one tile may lie behind the last.
+// Calls f(tile) for each tile by half a warp.  Whole warps call it, so one tile may lie behind the last.
 template <class F>
 __device__ __forceinline__ void for_tiles(int vocabulary, F f) {
   const int count = ceil_div(vocabulary, kVocabTile);
@@ -106,7 +106,7 @@ struct Tiles {
   static size_t bytes(int64_t vocabulary) { return 3 * sizeof(float) * vocab_tiles(vocabulary); }
 };
 
-// put(tile, largest z, sum, weighted) by one lane for each tile: what VocabSums says.
+// Calls put(tile, largest z, sum, weighted) in one lane for each tile, with the numbers of VocabSums.
 template <class T, class Put>
 __device__ __forceinline__ void sum_tiles(const Scaled<T>& z, int vocabulary, Put put) {
   const int lane = threadIdx.x % kLanes;
@@ -138,8 +138,8 @@ __device__ __forceinline__ void sum_tiles(const Scaled<T>& z, int vocabulary, Pu
   });
 }
 
-// In every thread.  `sums`: the row's of VocabSums, or null.  Overwrites the numbers of tiles.  Without kEntropy there
-// is no weighted sum, and `top` keeps the maximum of each tile.
+// Returns a row's Distribution in every thread and overwrites the numbers of tiles.  `sums`: the row's of VocabSums, or
+// null.  Without kEntropy there is no weighted sum, and `top` keeps the maximum of each tile.
 template <bool kEntropy, class T>
 __device__ Distribution distribution(const Scaled<T>& z, int vocabulary, const float* sums) {
   __shared__ float room[kWarps], totals[2];
@@ -186,7 +186,7 @@ struct RowSums {
   }
 };
 
-// The largest rank r of an element of type T for which enough(r), which is false above it and true below.
+// Returns the largest rank r of an element of type T with enough(r), which is true up to there and false beyond.
 template <class T, class Enough>
 __device__ uint64_t largest(Enough enough) {
   uint64_t r = 0;
@@ -204,7 +204,7 @@ __device__ uint64_t largest(Enough enough) {
 }
 static_assert(kMostIds == 1 << 20);
 
-// The least rank of the top_k largest logits.  In every thread.
+// Returns, in every thread, the least rank of the top_k largest logits.
 template <class T>
 __device__ uint64_t least_of_largest(const T* logits, int vocabulary, int top_k) {
   __shared__ int counts[kWarps];
@@ -215,7 +215,7 @@ __device__ uint64_t least_of_largest(const T* logits, int vocabulary, int top_k)
   });
 }
 
-// VocabSums for kernels of type T: f32 ignores them.
+// Returns VocabSums for kernels of type T; f32 ignores them.
 template <class T>
 RowSums sums_of(const Tensor& tiles) {
   return {std::is_same_v<T, bf16> && tiles ? tiles.as<float>() : nullptr};

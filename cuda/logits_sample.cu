@@ -31,7 +31,7 @@ struct Bar {
   }
 };
 
-// A thread reads and writes ids of its own.
+// Truncates a row of logits (Truncate).  A thread reads and writes ids of its own.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     truncate_rows(T* __restrict__ logits, int vocabulary, float temperature, const Truncation keep) {
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     if (rank_at(i) < least || share(i) < keep.min_p) row[i] = from_float<T>(-INFINITY);
 }
 
-// A warp has a run of ids: it counts them, then writes those that it has behind those of the warps before.
+// Lists the ids left of a row (ListKept).  A warp counts those of its run, then writes them after earlier warps' ids.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     list_rows(int32_t* __restrict__ ids, const T* __restrict__ logits, int vocabulary, int limit) {
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (threadIdx.x == 0) list[0] = all;
 }
 
-// Each id looks itself up.
+// Truncates a row by its list (KeepListed): each id looks itself up.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     keep_rows(T* __restrict__ logits, const int32_t* __restrict__ ids, int vocabulary, int limit) {
@@ -119,8 +119,8 @@ struct Choice {
   float temperature;
 };
 
-// A warp takes a tile, a lane four neighbouring ids of it: a block of philox has four words.  The tile of the largest
-// logit comes first, in every warp, so that the bar is high before the others are looked at.
+// Draws a token from a row (Sample).  A warp takes a tile, a lane four neighbouring ids: a block of philox has four
+// words.  Every warp begins with the tile of the largest logit, so that the bar is high before it looks at others.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4) draw(const T* logits, int vocabulary, Choice a) {
   static_assert(kVocabTile == 32 * kEach);

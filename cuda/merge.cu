@@ -19,12 +19,12 @@ namespace pare::PARE_CUDA {
 
 namespace {
 
-// The slots of one head that go and that stay: `keep` ascends from `first` on.
+// Divides the slots of one head into those that go and those that stay: `keep` ascends from `first` on.
 struct Division {
   const int32_t* keep;
   int first, slots, kept;
   __device__ __forceinline__ int evicted() const { return slots - first - kept; }
-  // How many of keep[0, i) precede the slot for which before(i) is true up to some i and false from there on.
+  // Returns how many entries of `keep` come first, with before(i) true; from there on it is false.
   template <class Before>
   __device__ __forceinline__ int count(Before before) const {
     int low = 0, high = kept;
@@ -38,8 +38,8 @@ struct Division {
     const int i = count([&](int j) { return keep[j] < slot; });
     return i < kept && keep[i] == slot;
   }
-  // Kept slots before evicted slot number j, which is slot first + j + that: keep[i] - first - i evicted ones precede
-  // keep[i].
+  // Returns the number of kept slots before evicted slot number j, which is slot first + j + that number: keep[i] -
+  // first - i evicted ones precede keep[i].
   __device__ __forceinline__ int kept_before(int j) const {
     return count([&](int i) { return keep[i] - first - i <= j; });
   }
@@ -61,7 +61,7 @@ struct MergeArgs {
   __device__ __forceinline__ Division division(const KvCompression& e, int64_t pair) const {
     return {keep + pair * max_keep, e.first, e.slots, e.keep};
   }
-  // By slot, of a pair (compression, head).
+  // The links of a pair (compression, head), by slot.
   __device__ __forceinline__ float* nearest(int64_t pair) const { return links + 2 * pair * row; }
   __device__ __forceinline__ float* cosine(int64_t pair) const { return links + (2 * pair + 1) * row; }
   __device__ __forceinline__ float* merged_row(int64_t pair, int kept) const {
@@ -69,7 +69,7 @@ struct MergeArgs {
   }
 };
 
-// blockIdx.y: 64 evicted slots, each of which a group of 4 threads compares with every kept slot.
+// Finds the nearest kept slot of 64 evicted ones, blockIdx.y; 4 threads compare each of these with every kept slot.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const MergeArgs<T> a) {
   const KvCompression e = a.compressions.get();
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const Merg
   cosine[slot] = best;
 }
 
-// d2o: blockIdx.x is the compression, one warp; the lanes of its halves do the same.
+// Updates d2o's threshold by the mean cosine.  One warp a compression, blockIdx.x; the lanes of its halves do the same.
 template <class T>
 __global__ void __launch_bounds__(32) next_threshold(const MergeArgs<T> a) {
   const KvCompression e = a.compressions.list[blockIdx.x];
@@ -156,8 +156,8 @@ struct WarpRow {
       if (d < head_dim) put(d, x[j]);
     }
   }
-  // The root of the row sum of squares, in all lanes: lane i of the sum has the elements of lanes i and i + 16, in
-  // turns.
+  // Returns the root of the row sum of squares, in all lanes: lane i of the sum has the elements of lanes i and i + 16,
+  // in turns.
   __device__ __forceinline__ float length() const {
     float sum = 0;
 #pragma unroll
@@ -169,7 +169,7 @@ struct WarpRow {
   }
 };
 
-// What a kept slot becomes, in a warp.
+// Adds up what a kept slot becomes, in a warp.
 template <class T, int kColumns>
 struct Receiver {
   using Row = WarpRow<kColumns>;
@@ -187,7 +187,7 @@ struct Receiver {
     const T* const from = a.v + pages.at(s) * a.head_dim;
     r.load(a.head_dim, [&](int d) { return to_float(from[d]); });
   }
-  // The angle of a slot's position; elements d and d + D / 2 turned by it are u c - v s and v c + u s.
+  // Returns the angle of a slot's position; elements d and d + D / 2 turned by it are u c - v s and v c + u s.
   __device__ __forceinline__ const float* angle(int s) const {
     return a.rope + int64_t{a.pos[pages.at(s)]} * a.head_dim;
   }
@@ -198,7 +198,7 @@ struct Receiver {
   __device__ __forceinline__ int partner(int d) const {
     return d < a.head_dim / 2 ? d + a.head_dim / 2 : d - a.head_dim / 2;
   }
-  // Turned back to position 0.
+  // Loads the key of slot s, turned back to position 0.
   __device__ __forceinline__ void key(Row& r, int s) const {
     const T* const from = key_at(a.k, pages, s, a.head_dim);
     const float* const by = angle(s);
@@ -217,7 +217,7 @@ struct Receiver {
 #pragma unroll
     for (int j = 0; j < kColumns; j++) x.x[j] = fmaf(w, y.x[j], x.x[j]);
   }
-  // An evicted slot; w: its cosine.
+  // Adds an evicted slot; w: its cosine.
   __device__ __forceinline__ void add(int s, float w) {
     if (!started) start();
     Row other;
@@ -233,7 +233,7 @@ struct Receiver {
     }
     weights += by_value ? w : 1.f;
   }
-  // To a row of `merged`.
+  // Writes a row of `merged`.
   __device__ __forceinline__ void write(float* row) {
     const int head_dim = a.head_dim;
     v.store(head_dim, [&](int d, float x) { row[d] = x / weights; });
@@ -263,7 +263,7 @@ __device__ __forceinline__ Offer offer_of(const MergeArgs<T>& a, const Division&
   return {slot, w, good && a.nearest(blockIdx.x)[slot] == static_cast<float>(kept)};
 }
 
-// blockIdx.y: a kept slot a warp.
+// Merges evicted slots into kept ones, a kept slot a warp; blockIdx.y counts blocks of them.
 template <class T, int kColumns>
 __global__ void __launch_bounds__(kThreads, 2) merge(const MergeArgs<T> a) {
   const KvCompression e = a.compressions.get();
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(kThreads, 2) merge(const MergeArgs<T> a) {
     row[2 * a.head_dim] = 0;
 }
 
-// The merged rows over what compaction moved there; blockIdx.y: a kept slot a warp.
+// Writes the merged rows over what compaction moved there, a kept slot a warp; blockIdx.y as in merge.
 template <class T>
 __global__ void __launch_bounds__(kThreads) overlay(const MergeArgs<T> a) {
   const KvCompression e = a.compressions.get();

@@ -34,7 +34,7 @@ struct Rows {
   __device__ T* at(int64_t r) const { return data + r * stride; }
 };
 
-// f(k, i) for each pack of this lane in a row of c: that from i on is number k, if k is less than kHeld.
+// Calls f(k, i) for each pack of this lane in a row of c: that from i on is number k, if k is less than kHeld.
 template <class T, class F>
 __device__ __forceinline__ void for_packs(int c, F f) {
   const int first = threadIdx.x % 32 * kPack<T>;
@@ -101,7 +101,7 @@ struct Strand {
   __device__ T* row(int stage, int stream) const {
     return reinterpret_cast<T*>(sums + (sums_dw ? padded : 0)) + (stage * (adds ? 3 : 2) + stream) * padded;
   }
-  // The sums of columns i + j to i + j + 3, where neighbouring lanes have neighbouring words.
+  // Returns the sums of columns i + j to i + j + 3, where neighbouring lanes have neighbouring words.
   __device__ Pack<float>& four(int i, int j) const {
     const int lane = threadIdx.x % 32;
     return *reinterpret_cast<Pack<float>*>(sums + i - lane * kPack<T> + j * 32 + lane * 4);
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1)
       store_pack<kVector>(parts + strand * c + i + j, s.four(i, j), int64_t{c} - i - j);
 }
 
-// dw += parts: threadIdx.x is a column, threadIdx.y a group of kTogether strands.
+// Adds parts to dw: threadIdx.x is a column, threadIdx.y a group of kTogether strands.
 template <int kTogether>
 __global__ void __launch_bounds__(kColumns* kGroups)
     add_strands(float* __restrict__ dw, const float* __restrict__ parts, int64_t strands, int c) {

@@ -20,7 +20,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kLanes = 16;  // of a sum
 
-// sums[i]: that of the squares of block i of x.
+// Computes sums[i], the sum of squares of block i of x.
 __global__ void __launch_bounds__(kThreads)
     sums_of_squares(float* __restrict__ sums, const float* __restrict__ x, int64_t n, int64_t run, int64_t blocks) {
   const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;

@@ -42,7 +42,7 @@ struct Args {
   bool vector;  // rows of q and of values are 16-byte aligned and D a multiple of 8
 };
 
-// Blocks that the list of an entry leaves out; less than 1: it reads everything.
+// Returns the number of blocks that the list of an entry leaves out; less than 1: it reads everything.
 template <class T>
 __device__ __forceinline__ int left_out(const Args<T>& a, const PagedRow& e) {
   return a.blocks && e.rows == 1 ? ceil_div(e.slots, a.block) - a.budget[e.table_row] : 0;
@@ -68,7 +68,7 @@ struct QueryTile {
     list = a.blocks + (int64_t{t.table_row} * a.pages.kv_heads + kv) * a.max_blocks;
     slots = t.slots - out * a.block;
   }
-  // Of a row of the tile: its slots, where it lies in q and in o.
+  // Return the number of slots that a row of the tile sees, its place in q and its place in o.
   __device__ __forceinline__ int visible(int row) const {
     return list ? slots : t.slots - t.rows + (t.first + row) / a.group + 1;
   }
@@ -78,13 +78,13 @@ struct QueryTile {
   __device__ __forceinline__ T* result(int row) const {
     return a.o + (int64_t{t.row + (t.first + row) / a.group} * a.heads + head(row)) * a.pages.head_dim;
   }
-  // Where the sums of a cut of a row alone are left.
+  // Returns the place where the sums of a cut of a row alone are left.
   __device__ __forceinline__ float* result_of_cut(int row, int cut) const {
     const int64_t at = int64_t{t.entry} * a.most_cuts + cut;
     return a.results + (at * a.heads + head(row)) * (a.pages.head_dim + 2);
   }
   __device__ __forceinline__ int head(int row) const { return kv * a.group + (t.first + row) % a.group; }
-  // The slot of the sequence that is read as the `slot`-th.
+  // Returns the slot of the sequence that is read as the `slot`-th.
   __device__ __forceinline__ int where(int slot) const {
     return list ? list[slot / a.block] * a.block + slot % a.block : slot;
   }
@@ -148,15 +148,15 @@ struct Tiles16 {
 template <int kD>
 constexpr size_t kBytes16 = std::max(Tiles16<kD, false>::kBytes, Tiles16<kD, true>::kBytes);
 
-// Four slots that begin at a multiple of four always lie together.  Where those of a lane do, of a tile, and how many
-// of them count.
+// Four slots that a lane has of a tile: where they lie, and how many of them count.  Four that begin at a multiple of
+// four always lie together.
 struct FourSlots {
   int page, slot, valid;  // page: of the cache; slot: of the first, in the sequence
 };
 __device__ __forceinline__ FourSlots four_at(const QueryTile<bf16, kRows16>& e, int slot, int valid) {
   return {valid > 0 ? e.a.pages.table[e.t.table_row * e.a.pages.table_stride + slot / kPageSlots] : 0, slot, valid};
 }
-// A lane's four of the block from `begin` on, or of a tile of listed slots.
+// Return a lane's four of the block from `begin` on, or of a tile of listed slots.
 __device__ __forceinline__ FourSlots four_of(const QueryTile<bf16, kRows16>& e, int begin) {
   const int slot = begin + static_cast<int>(threadIdx.x) % 32 * 4;
   return four_at(e, slot, max(0, min(4, e.slots - slot)));
@@ -215,7 +215,7 @@ class Loader {
         cp_async_8(p + 4, pages.k + high + c, there ? of_high : 0);
       });
   }
-  // Channels [channel, channel + kV) of kTile slots.
+  // Loads channels [channel, channel + kV) of the values of kTile slots.
   template <int kTile, int kV>
   __device__ __forceinline__ void values(SharedTile<kV> to, int channel) const {
     const int head_dim = e_.a.pages.head_dim;
@@ -242,9 +242,9 @@ class Loader {
   }
 };
 
-// The masses of the slots that a row alone reads.  Weights lie in memory until the maximum and the sum of the row are
-// known: of each page and key head those of each head of the group, [group][16], and, in the last page of a block of
-// slots, the maxima that those of the block are relative to, [group].
+// Adds up the masses of the slots that a row alone reads.  Weights lie in memory until the maximum and the sum of the
+// row are known: of each page and key head those of each head of the group, [group][16], and, in the last page of a
+// block of slots, the maxima that those of the block are relative to, [group].
 template <int kD>
 class Masses {
   using Shared = typename SharedRows16<kD>::Memory;
@@ -255,7 +255,7 @@ class Masses {
     return e_.a.pages.head(e_.t.table_row, slot, e_.kv) * kPageSlots;
   }
   __device__ __forceinline__ float* weights_at(int slot) const { return e_.a.weights + head(slot) * (group_ + 1); }
-  // `slot`: any of the block.
+  // Returns the maxima of a block; `slot`: any of it.
   __device__ __forceinline__ float* tops_of(int slot) const {
     return weights_at(min(slot | (kBlock16 - 1), e_.t.slots - 1)) + group_ * kPageSlots;
   }
@@ -285,7 +285,7 @@ class Masses {
       });
     }
   }
-  // Adds them up.  shared.top: of each row the maximum, and 1 / the sum.
+  // Adds the weights to the masses.  shared.top: of each row the maximum, and 1 / the sum.
   __device__ void add(const Shared& shared) const {
     __syncthreads();
 #pragma unroll 1
@@ -311,7 +311,7 @@ class Masses {
   }
 };
 
-// Rows alone are those of decode16.
+// Returns true if the entry is a row alone, which decode16 takes.
 __device__ __forceinline__ bool is_alone(const Args<bf16>& a, const PagedRow& e) {
   return e.rows == 1 && a.group <= 16;
 }
@@ -360,7 +360,7 @@ __device__ void merge_cuts(const QueryTile<bf16, kRows16>& e, int cuts, typename
   }
 }
 
-// One cut of a row alone, or its list.
+// Attends to one cut of a row alone, or to its list.
 template <int kD, bool kMass>
 __device__ __forceinline__ void decode(QueryTile<bf16, kRows16> e, int cut, typename Loader<kD>::Memory& notes) {
   const Args<bf16>& a = e.a;
@@ -490,7 +490,7 @@ __global__ void __launch_bounds__(kThreads, kD == 64 ? 2 : 1) attend16(const Arg
       e.rows - first, [&](int i, float) { return e.result(first + i) + channel; }, head_dim - channel);
 }
 
-// Tiles of tile_rows query rows of entries that have at most `rows` rows together: each entry wastes at most one tile.
+// Returns the grid of tiles of tile_rows query rows, for at most `rows` rows: each entry wastes at most one tile.
 template <class T>
 dim3 tiles(const Args<T>& a, int64_t rows, int64_t tile_rows) {
   return {blocks("attn_paged", rows * a.group / tile_rows + a.pages.n_queries, 1),

@@ -104,7 +104,7 @@ __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile
   }
 }
 
-// blockIdx.x is the entry, blockIdx.y the key head.
+// Adds up the masses of the slots of an entry, blockIdx.x, for a key head, blockIdx.y.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kTileBlocks) weigh_slots(const MassArgs<T> a) {
   __shared__ Worth<T> worth;

@@ -66,7 +66,7 @@ __device__ __forceinline__ void give_up(uint32_t byte, unsigned parity) {
   asm volatile("trap;\nexit;");  // behind exit nothing is live: ptxas needs no more registers for this
   __builtin_unreachable();
 }
-// In units of 4.3 s; one register.
+// Returns the time in units of 4.3 s; one register.
 __device__ __forceinline__ uint32_t clock_now() {
   uint32_t t;
   asm volatile("mov.u32 %0, %globaltimer_hi;" : "=r"(t));
@@ -158,8 +158,8 @@ __device__ __forceinline__ void mbarrier_arrive_at(Mbarrier* b, int rank PTX_LOC
 
 // ---- turns: blocks work on the same memory one after another
 
-// By a thread: waits until `turn` counts `mine` and sees what was written before it did.  Whoever raises it must be a
-// block that runs: the emulation, which runs one at a time, reports a wait.
+// Waits until `turn` counts `mine`, and sees what was written before it did; by one thread.  Whoever raises it must be
+// a block that runs: the emulation, which runs one at a time, reports a wait.
 __device__ __forceinline__ void await_turn(int* turn, int mine PTX_LOC) {
 #ifdef CUEMU
   if (const int is = atomicAdd(turn, 0, loc); is != mine)
@@ -176,17 +176,17 @@ __device__ __forceinline__ void await_turn(int* turn, int mine PTX_LOC) {
     if (clock_now() - start > kPatience) give_up(kLostTurn, mine);
 #endif
 }
-// By a thread, behind what it and those have written that it has met since: the next turn is `further` from this one.
+// Ends this turn, so that the next is `further` on, after the writes of this thread and of those that it has met since.
 __device__ __forceinline__ void end_turn(int* turn, int further) {
   __threadfence();
   atomicAdd(turn, further);
 }
-// The number of those who have asked before, in every lane of a warp.
+// Returns the number of those who have asked before, in every lane of a warp.
 __device__ __forceinline__ int take_ticket(int* tickets) {
   return __shfl_sync(kAllLanes, threadIdx.x % 32 == 0 ? atomicAdd(tickets, 1) : 0, 0);
 }
-// For blocks that take tickets until there are none.  In the emulation a block leaves some to those behind it, so that
-// turns are between blocks.
+// Returns true if a block that takes tickets until there are none is to stop: in the emulation it leaves some to those
+// behind it, so that turns are between blocks.
 __device__ __forceinline__ bool leaves_tickets() {
 #ifdef CUEMU
   return cuemu::blocks_are_left();
@@ -213,7 +213,7 @@ __device__ __forceinline__ void barrier_arrive(int number, int threads PTX_LOC) 
 }
 
 // ---- tensor copies
-// Brings the map near, for copies to come.
+// Prefetches the map for copies to come.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
 #ifdef CUEMU
   cuemu::prefetch_map(map);
@@ -221,8 +221,8 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 #endif
 }
-// The box of `map` that begins at element (x, y) or (x, y, z), x innermost, to shared memory; zeros for what lies
-// outside the tensor.  Its bytes count for the mbarrier.
+// Copies the box of `map` that begins at element (x, y) or (x, y, z), x innermost, to shared memory; zeros for what
+// lies outside the tensor.  Its bytes count for the mbarrier.
 __device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, int x, int y, Mbarrier* b PTX_LOC) {
 #ifdef CUEMU
   cuemu::tensor_copy(smem, map, {x, y, 0}, b, 1u << cuemu::cluster_rank(), loc);
@@ -247,7 +247,7 @@ __device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, 
 #endif
 }
 
-// The same to several blocks of the cluster, as bits: to where smem is in their shared memory, and for the mbarrier
+// Copies a box to several blocks of the cluster, as bits: to where smem is in their shared memory, and for the mbarrier
 // that lies there.
 __device__ __forceinline__ void tensor_copy_to(uint16_t blocks, void* smem, const CUtensorMap& map, int x, int y,
                                                Mbarrier* b PTX_LOC) {
@@ -333,16 +333,16 @@ __device__ __forceinline__ uint64_t matrix_descriptor(const void* smem, Swizzle 
   return (address & 0x3ffff) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | static_cast<uint64_t>(swizzle) << 62;
 }
 
-// The matrix that lies `units` times 16 bytes further on.  Addresses have 14 bits, so the high word gets no carry.
+// Returns the matrix `units` times 16 bytes further on.  Addresses have 14 bits, so the high word gets no carry.
 __device__ __forceinline__ uint64_t further(uint64_t descriptor, int units) {
   return (descriptor & ~uint64_t{0xffffffff}) | static_cast<uint32_t>(descriptor + units);
 }
 
-// x, the same in every lane of a warp, in a way that ptxas sees: descriptors made of it lie in uniform registers, from
-// which wgmma takes them.
+// Returns x, the same in every lane of a warp, in a way that ptxas sees: descriptors made of it lie in uniform
+// registers, from which wgmma takes them.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
-// d = 0, here: were it done between products, ptxas would wait for those that are in flight.
+// Sets d to 0, here: were it done between products, ptxas would wait for those that are in flight.
 template <int kN>
 __device__ __forceinline__ void wgmma_clear(float (&d)[kN]) {
 #pragma unroll
@@ -501,9 +501,9 @@ __device__ __forceinline__ void more_registers() {
 }
 
 // ---- host
-// The map of a bf16 tensor, dimensions innermost first, and the box that a copy takes of it, whose innermost dimension
-// fills the swizzle, if there is one.  `strides`: bytes between neighbours in the dimensions but the innermost,
-// multiples of 16, as is `data`, and each of the one before.
+// Returns the map of a bf16 tensor, dimensions innermost first, with the box that a copy takes of it, whose innermost
+// dimension fills the swizzle, if there is one.  `strides`: bytes between neighbours in the dimensions but the
+// innermost, multiples of 16, as is `data`, and each of the one before.
 template <size_t kRank>
 CUtensorMap tensor_map(const char* op, const void* data, const uint64_t (&sizes)[kRank],
                        const uint64_t (&strides)[kRank - 1], const uint32_t (&box)[kRank], Swizzle swizzle) {

@@ -26,7 +26,7 @@ struct Ring {
     PARE_CUDA::mbarrier_wait(&empty[i % kStages], (i / kStages + 1) % 2 PTX_SAME_LOC);
     return &full[i % kStages];
   }
-  // Consumers: wait for filling i, and one lane of each warp releases it; to block `rank` of the cluster.
+  // Consumers: wait for filling i; one lane of each warp then releases it, to block `rank` of the cluster.
   __device__ void await_full(unsigned i PTX_LOC) {
     PARE_CUDA::mbarrier_wait(&full[i % kStages], i / kStages % 2 PTX_SAME_LOC);
   }

@@ -93,7 +93,7 @@ __device__ __forceinline__ float rstd_of(const Pairs<T>& x, const Shape& s, floa
   return 1.f / sqrtf(group_sum(sum, s.lanes) / static_cast<float>(2 * s.half) + eps);
 }
 
-// Rotates the pairs from i on; a(j) and b(j) are what they hold.
+// Rotates the pairs from i on, whose elements are a(j) and b(j).
 template <bool kVector, class T, class A, class B>
 __device__ __forceinline__ void rotate_pairs(Pairs<T>& x, const float* angle, int half, int i, float sign, A a, B b) {
   angle += i;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void rotate(Pairs<T>& x, const float* angle, int half
   rotate_pairs<kVector>(
       x, angle, half, i, sign, [&](int j) { return to_float(x.a.v[j]); }, [&](int j) { return to_float(x.b.v[j]); });
 }
-// The same behind the norm with weights w.
+// Rotates the pairs after the norm with weights w.
 template <bool kVector, class T>
 __device__ __forceinline__ void norm_and_rotate(Pairs<T>& x, float rstd, const Pairs<T>& w, const float* angle,
                                                 int half, int i) {
@@ -149,13 +149,13 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kBwdThreads = 256, kBwdWarps = kBwdThreads / 32;
 static_assert(norm_parts(kBwdWarps) == 1 && norm_parts(kBwdWarps + 1) == 2);  // a block has a group a warp, at least
 
-// Of the pairs of a thread: what it adds to the gradient of a weight.
+// The sums that a thread's pairs add to the gradient of a weight.
 template <class T>
 struct PairSums {
   float a[kPack<T>] = {}, b[kPack<T>] = {};
 };
 
-// parts [gridDim.x, 2, D]: what a block adds to dq_norm and dk_norm.
+// Computes dx, and in parts [gridDim.x, 2, D] what a block adds to dq_norm and dk_norm.
 template <class T, bool kVector, bool kWeights>
 __global__ void __launch_bounds__(kBwdThreads, 2)
     qk_bwd(Heads<T> dx, float* __restrict__ parts, Heads<const T> dy, Heads<const T> x, const T* __restrict__ q_norm,
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kBwdThreads, 2)
   }
 }
 
-// threadIdx.x: a column of dq_norm, behind them of dk_norm; threadIdx.y: a strand of blocks.
+// Adds the parts of all blocks to dq_norm and dk_norm.  threadIdx.x: a column of one, then the other; .y: a strand.
 constexpr int kColumns = 32, kStrands = 8;
 __global__ void __launch_bounds__(kColumns* kStrands)
     add_parts(float* __restrict__ dq_norm, float* __restrict__ dk_norm, const float* __restrict__ parts, int count,
@@ -260,7 +260,7 @@ struct Positions {  // absent: null
   const int32_t* pos;
 };
 
-// The entry that names `row`, or one without rows.  In decoding it is most often number `row`.
+// Returns the entry that names `row`, or one without rows.  In decoding it is most often number `row`.
 __device__ PagedRow entry_of_row(const int4* entries, int n, int row) {
   const auto names = [&](int i) { return i < n && row >= entries[i].x && row - entries[i].x < entries[i].y; };
   if (names(row)) return entry_at<PagedRow>(entries, row);
@@ -326,7 +326,7 @@ Heads<U> heads_of(const Tensor& t) {
   return {static_cast<U*>(t.as<T>()), t.stride[0]};
 }
 
-// `lanes` for packs of `pack` elements.
+// Returns the shape whose `lanes` are for packs of `pack` elements.
 Shape shape_of(const char* op, const Tensor& x, int64_t q_heads, int64_t pack) {
   const int64_t packs = ceil_div(x.shape[2] / 2, pack);
   expect(x.shape[2] <= kMostChannels, op, ": heads of ", x.shape[2], " channels; at most ", kMostChannels);

@@ -12,7 +12,7 @@ __device__ __forceinline__ bool ends_cut(int i) { return i > 0 && i % (kCut16 / 
 struct Softmax {
   float scale;
   __device__ __forceinline__ float score(float dot) const { return dot * scale; }
-  // Relative to a slot with the score `max`.
+  // Returns a slot's weight, relative to a slot with the score `max`.
   __device__ __forceinline__ float weight(float dot, float max) const { return exp2_f32(fmaf(dot, scale, -max)); }
   // The same in bf16.
   __device__ __forceinline__ float cubic(float dot, float max) const { return exp2_cubic(fmaf(dot, scale, -max)); }
@@ -22,7 +22,7 @@ struct Softmax {
 struct CutFactors {
   float before, cut;
 };
-// top, sum: of the cuts so far, then with another.
+// Merges a cut into top and sum, which are of the cuts so far.
 __device__ __forceinline__ CutFactors merge_cut(float& top, float& sum, float cut_top, float cut_sum) {
   const float next = fmaxf(top, cut_top);
   const CutFactors f{exp2_f32(top - next), exp2_f32(cut_top - next)};

@@ -16,7 +16,7 @@ __device__ __forceinline__ void add_to_tile(float& sum, float& weighted, float b
   weighted = fmaf(below, e, weighted);
 }
 
-// The last step of a row sum of which a lane of a quad has four lanes: 2q, 2q + 1, 2q + 8, 2q + 9.
+// Returns a row sum of which a lane of a quad has four lanes: 2q, 2q + 1, 2q + 8, 2q + 9.
 __device__ __forceinline__ float tree_of_quad(const float (&lane)[4]) {
   float even = lane[0] + lane[2], odd = lane[1] + lane[3];
   for (int o = 2; o > 0; o /= 2) {
@@ -26,7 +26,7 @@ __device__ __forceinline__ float tree_of_quad(const float (&lane)[4]) {
   return even + odd;
 }
 
-// a.vocab_sums of the logits a.y, which have been written.
+// Computes a.vocab_sums of the logits a.y, which have been written.
 void sum_vocabulary(const LinearFwd& a, Stream stream);
 
 }  // namespace pare::PARE_CUDA

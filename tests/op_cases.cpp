@@ -225,6 +225,7 @@ void run(OpRun& r, const cases::Call& call) {
 }
 
 void OpRun::compute(const cases::Call& call) {
+  if (act == DType::bf16) return;
   cases::visit(call, [&](const auto& a, auto op) {
     (table_ref.*op)(a, {});
     for (const Tensor& t : a.outputs()) {

@@ -185,7 +185,8 @@ class OpRun : public cases::Operands {
                  by_rows ? padded(rows, outputs, inputs) : panels(rows, outputs, inputs)),
             outputs};
   }
-  void compute(const cases::Call& call) override;  // by `ref`, rounded to f32 (op_cases.cpp)
+  // By `ref`, rounded to f32 (op_cases.cpp).  In bf16, which `ref` has not, they stay NaN until a test sets them.
+  void compute(const cases::Call& call) override;
 
   template <class Args>
   void call(void (*Table::*op)(const Args&, Stream), const Args& a) {

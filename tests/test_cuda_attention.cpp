@@ -47,37 +47,28 @@ std::vector<int64_t> visible(const Case& c, const SegmentRow& g, int64_t i, int6
   return slots;
 }
 
-template <class Args>
-void set_inputs(Call& t, const Case& c, Args& a) {
-  std::vector<int32_t> rows;
-  for (const SegmentRow& g : c.segments) {
-    rows.insert(rows.end(), {g.row, g.len, g.parent_row, g.parent_len});
-    for (int64_t i = 0; i < g.len; i++) a.pairs += static_cast<int64_t>(visible(c, g, i, 0).size());
-  }
-  a.q = t.act("q", {c.rows, c.heads, c.d}, c.gap);
-  a.k = t.act("k", {c.rows, c.kv_heads, c.d}, c.gap), a.v = t.act("v", {c.rows, c.kv_heads, c.d}, c.gap);
-  a.pk = c.parent_rows ? t.act("pk", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.k;
-  a.pv = c.parent_rows ? t.act("pv", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.v;
-  a.segments = t.index("segments", {static_cast<int64_t>(c.segments.size()), 4}, rows);
-  a.scale = 1 / std::sqrt(static_cast<float>(c.d));
-  const auto entries = static_cast<int64_t>(c.lists.size()) / c.kv_heads;
-  if (entries) a.lists = t.index("lists", {entries, c.kv_heads}, c.lists);
-}
-template <class Args>
-void set_lists(Call& t, const Case& c, Args& a) {
-  std::vector<int32_t> lists(c.rows * c.kv_heads * c.budget, -1), budget(c.rows, -1);
+cases::Layout layout(const Case& c) {
+  cases::Layout l{.segments = c.segments, .rows = c.rows, .parent_rows = c.parent_rows, .lists = c.lists};
+  if (!c.block) return l;
+  l.budget.assign(c.rows, -1), l.blocks.assign(c.rows * c.kv_heads * c.budget, -1);
   for (const SegmentRow& g : c.segments)
     for (int64_t row = g.row; row < g.row + g.len; row++) {
-      budget[row] = budget_of(c, g, row);
+      l.budget[row] = budget_of(c, g, row);
       const int64_t total = g.parent_len + row - g.row + 1;
-      for (int64_t h = 0; blocks_of(total, c.block) > budget[row] && h < c.kv_heads; h++) {
+      for (int64_t h = 0; blocks_of(total, c.block) > l.budget[row] && h < c.kv_heads; h++) {
         const std::vector<int32_t> list = block_list(c, h, total);
-        std::copy(list.begin(), list.end(), lists.begin() + (row * c.kv_heads + h) * c.budget);
+        std::copy(list.begin(), list.end(), l.blocks.begin() + (row * c.kv_heads + h) * c.budget);
       }
     }
-  a.blocks = t.index("blocks", {c.rows, c.kv_heads, c.budget}, lists);
-  a.budget = t.index("budget", {c.rows}, budget), a.block = c.block;
+  return l;
 }
+template <class Args>
+Args arguments(Call& t, const char* op, const Case& c) {
+  const std::string block = c.block ? cat(",block=", c.block) : "";
+  return kernel::arguments<Args>(t, op, cat("H=", c.heads, ",K=", c.kv_heads, ",D=", c.d, ",gap=", c.gap, block),
+                                 layout(c));
+}
+AttnFwd forward_arguments(Call& t, const Case& c) { return arguments<AttnFwd>(t, "attn_fwd", c); }
 
 // Rows of no segment become NaNs.
 void set_unused(Call& t, const std::vector<SegmentRow>& segments, const std::vector<const char*>& names) {
@@ -89,32 +80,16 @@ void set_unused(Call& t, const std::vector<SegmentRow>& segments, const std::vec
       if (!used[i / width]) t[name].set(i, NAN);
 }
 
-void forward(Call& t, const Case& c) {
-  AttnFwd a{};
-  set_inputs(t, c, a);
-  a.o = t.act_out("o", {c.rows, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
-  if (c.block) set_lists(t, c, a);
-  t.table.attn_fwd(a, {});
-}
+void forward(Call& t, const Case& c) { t.table.attn_fwd(forward_arguments(t, c), {}); }
 
 // o and lse are those of the reference, rounded.  Rows of no segment hold NaNs in every input.
 AttnBwd backward_arguments(Call& t, const Case& c) {
   Call before(table_ref, DType::f64);
   forward(before, c);
-  AttnBwd a{};
-  set_inputs(t, c, a);
-  if (c.block) set_lists(t, c, a);
-  a.o = t.act("o", {c.rows, c.heads, c.d}, c.gap), a.lse = t.stat("lse", {c.rows, c.heads});
-  for (int64_t i = 0; i < t["o"].size(); i++) t["o"].set(i, from_bf16(to_bf16(static_cast<float>(before["o"].get(i)))));
+  const AttnBwd a = arguments<AttnBwd>(t, "attn_bwd", c);
+  for (int64_t i = 0; i < t["o"].size(); i++) t["o"].set(i, from_bf16(to_bf16(before["o"].get(i))));
   for (int64_t i = 0; i < t["lse"].size(); i++) t["lse"].set(i, static_cast<float>(before["lse"].get(i)));
-  a.d_o = t.act("d_o", {c.rows, c.heads, c.d}, c.gap);
-  a.dq = t.act_out("dq", {c.rows, c.heads, c.d}, c.gap);
-  a.dk = t.act("dk", {c.rows, c.kv_heads, c.d}, c.gap), a.dv = t.act("dv", {c.rows, c.kv_heads, c.d}, c.gap);
-  a.dpk = c.parent_rows ? t.act("dpk", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dk;
-  a.dpv = c.parent_rows ? t.act("dpv", {c.parent_rows, c.kv_heads, c.d}, c.gap) : a.dv;
-  if (a.q.dtype == DType::bf16)
-    a.work = t.stat_scratch("scratch", {attn_bwd_work(c.rows, c.parent_rows, c.kv_heads, c.d, std::ssize(c.segments))});
-  set_unused(t, c.segments, {"q", "k", "v", "d_o", "o", "lse"});
+  set_unused(t, c.segments, {"q", "k", "v", "do", "o", "lse"});
   return a;
 }
 void backward(Call& t, const Case& c) { t.table.attn_bwd(backward_arguments(t, c), {}); }
@@ -140,7 +115,7 @@ std::map<std::string, std::vector<double>> allowed_errors(Call& ref, const Case&
           }
           const std::string p_ = other ? "p" : "";
           const int64_t at_q = ((g.row + i) * c.heads + h) * c.d, at_k = (row * c.kv_heads + h / group(c)) * c.d;
-          Buffer &q = ref["q"], &d_o = ref["d_o"], &o = ref["o"], &k = ref[p_ + "k"], &v = ref[p_ + "v"];
+          Buffer &q = ref["q"], &d_o = ref["do"], &o = ref["o"], &k = ref[p_ + "k"], &v = ref[p_ + "v"];
           double q_k = 0, do_v = 0, do_o = 0;
           for (int64_t d = 0; d < c.d; d++) {
             q_k += q.get(at_q + d) * k.get(at_k + d);
@@ -316,7 +291,7 @@ TEST(CudaAttention, GradientsAreIndependentOfPacking) {
       Call packed(table_kernels, act);
       const AttnBwd a = backward_arguments(packed, c);
       const auto place = [&](int64_t row) { return row < parent ? first + row : kOther + row - parent; };
-      for (const char* name : {"q", "k", "v", "d_o", "o", "lse", "dk", "dv"})
+      for (const char* name : {"q", "k", "v", "do", "o", "lse", "dk", "dv"})
         for (int64_t i = 0, width = inputs[name].size() / len; i < inputs[name].size(); i++)
           packed[name].set(place(i / width) * width + i % width, inputs[name].get(i));
       table_kernels.attn_bwd(a, {});
@@ -349,11 +324,9 @@ std::string bits_of(Call& t, const std::vector<const char*>& names) {
 std::string forward_bits(Case c, int64_t gap) {
   c.gap = gap;
   Call t(table_kernels, DType::bf16);
-  AttnFwd a{};
-  set_inputs(t, c, a);
+  const AttnFwd a = forward_arguments(t, c);
   set_unused(t, c.segments, {"q", "k", "v"});
   set_unused_parents(t, c);
-  a.o = t.act_out("o", {c.rows, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
   table_kernels.attn_fwd(a, {});
   return bits_of(t, {"o", "lse"});
 }
@@ -425,10 +398,8 @@ TEST(CudaAttention, CutsBehindARowAreNotAdded) {
       Case c{60, 1, 1, 64, 0, {{0, 60, 0, 1000}}, 1000};
       c.gap = gap;
       Call t(table_kernels, DType::bf16);
-      AttnFwd a{};
-      set_inputs(t, c, a);
+      const AttnFwd a = forward_arguments(t, c);
       for (int64_t i = 24 * c.d; i < c.rows * c.d && !finite; i++) t["v"].set(i, INFINITY);  // slots from 1024 on
-      a.o = t.act_out("o", {c.rows, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
       table_kernels.attn_fwd(a, {});
       bits[finite] = t["o"].bits(0, 24 * c.d) + t["lse"].bits(0, 24);
     }
@@ -440,9 +411,8 @@ TEST(CudaAttention, ForwardWritesToAnyElement) {
   const Case c{70, 2, 1, 64, 0, {{1, 66, 0, 0}}};
   const std::string at_first = forward_bits(c, 0);
   Call t(table_kernels, DType::bf16);
-  AttnFwd a{};
-  set_inputs(t, c, a);
-  a.o = t.act_out("o", {c.rows + 1, c.heads, c.d}), a.lse = t.stat_out("lse", {c.rows, c.heads});
+  AttnFwd a = forward_arguments(t, c);
+  a.o = t.act_out("o", {c.rows + 1, c.heads, c.d});
   a.o.shape[0]--, a.o.data = static_cast<char*>(a.o.data) + 2;
   table_kernels.attn_fwd(a, {});
   EXPECT_TRUE(t["o"].bits(1, c.rows * c.heads * c.d + 1) + t["lse"].bits() == at_first);
@@ -505,9 +475,7 @@ TEST(CudaAttention, NeighboursThatAreNotFiniteChangeNothing) {
       std::string bits[2];
       for (const bool finite : {true, false}) {
         Call f(table_kernels, DType::bf16), b(table_kernels, DType::bf16);
-        AttnFwd forward{};
-        set_inputs(f, c, forward);
-        forward.o = f.act_out("o", {c.rows, c.heads, c.d}), forward.lse = f.stat_out("lse", {c.rows, c.heads});
+        const AttnFwd forward = forward_arguments(f, c);
         const AttnBwd backward = backward_arguments(b, c);
         const auto each = [&](Call& t, const char* name,
                               auto use) {  // elements of the second segment, or of the others
@@ -529,7 +497,7 @@ TEST(CudaAttention, NeighboursThatAreNotFiniteChangeNothing) {
               ASSERT_TRUE(std::isfinite(t[name].get(i))) << name << "[" << i << "]";
             });
         };
-        spoil(f, {"q", "k", "v"}), spoil(b, {"q", "k", "v", "d_o", "o", "lse"});
+        spoil(f, {"q", "k", "v"}), spoil(b, {"q", "k", "v", "do", "o", "lse"});
         table_kernels.attn_fwd(forward, {}), table_kernels.attn_bwd(backward, {});
         take(f, {"o", "lse"}), take(b, {"dq", "dk", "dv"});
       }

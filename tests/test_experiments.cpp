@@ -234,5 +234,79 @@ TEST_F(Experiments, ProseQuotesTheTables) {
   EXPECT_GT(quoted, 50u);
 }
 
+// Percentages of the table of methods, from the records: differences over the baseline's mean, or means of a run.
+TEST_F(Experiments, TheMethodsPageQuotesTheRecords) {
+  struct Figure {
+    std::string row, percent, run, baseline, column;
+  };
+  const std::vector<Figure> figures = {
+      {"Quest 14, dynamic sampling |", "of the sampler's reads", "sparse-rl/quest-14-dapo-sparse-rl", "", "read"},
+      {"Quest 14, dynamic sampling |", "are rejected", "sparse-rl/quest-14-dapo-sparse-rl", "", "rejected"},
+      {"without a correction", "more gradient norm", "sparse-rl/quest-14-dapo-naive", "sparse-rl/dense-dapo", "grad"},
+      {"[Score centring]", "of the sampler's reads", "sparse-rl/quest-14-score-centring", "", "read"},
+      {"[Score centring]", "more learner FLOPs", "sparse-rl/quest-14-score-centring", "distill-sparse/quest-14-naive",
+       "learner"},
+      {"| Replay", "of the sampler's reads", "sparse-rl/quest-14-dapo-replay", "", "read"},
+      {"[DistillSparse]", "of the KL", "distill-sparse/quest-14-distill-sparse-rl", "distill-sparse/quest-14-sparse-rl",
+       "kl"},
+      {"[DistillSparse]", "more learner FLOPs", "distill-sparse/quest-14-distill-sparse-rl",
+       "distill-sparse/quest-14-sparse-rl", "learner"},
+      {"with Jackpot", "of the KL", "distill-sparse/quest-14-distill-jackpot", "distill-sparse/quest-14-jackpot", "kl"},
+      {"with Jackpot", "more learner FLOPs", "distill-sparse/quest-14-distill-jackpot",
+       "distill-sparse/quest-14-jackpot", "learner"},
+      {"Oversampling", "of the learner's FLOPs", "distill-sparse/quest-14-oversample", "distill-sparse/quest-14-naive",
+       "learner"},
+      {"Oversampling", "more generated tokens", "distill-sparse/quest-14-oversample", "distill-sparse/quest-14-naive",
+       "generated"},
+      {"Oversampling", "of the groups", "distill-sparse/quest-14-oversample", "", "zero"},
+      {"[RPO]", "of the generated tokens", "rpo/half", "rpo/grpo", "generated"},
+      {"[RPO]", "of the groups", "rpo/half", "", "zero"},
+      {"RPO, cuts up to the whole", "of the generated tokens", "rpo/whole", "rpo/grpo", "generated"},
+      {"RPO, cuts up to the whole", "of the groups", "rpo/whole", "", "zero"},
+      {"RPO's length reward", "of the generated tokens", "rpo/whole-length", "rpo/whole", "generated"},
+      {"filter .1", "of the learner's FLOPs", "dash/pg-filter-0.1", "dash/pg-filter-0", "learner"},
+      {"filter .5", "of the learner's FLOPs", "dash/pg-filter-0.5", "dash/pg-filter-0", "learner"},
+      {"`dash-sft`", "more learner FLOPs", "sft-m/round-1+sft-m/round-2+sft-m/round-3+sft-m/round-4",
+       "dash/pg-filter-0.1", "learner"},
+      {"[NAT]", "of the learner's FLOPs", "nat/rpc", "nat/all", "learner"},
+      {"[NAT]", "more gradient norm", "nat/rpc", "nat/all", "grad"},
+      {"NAT, URS", "more gradient norm", "nat/urs", "nat/all", "grad"},
+      {"NAT, fixed truncation", "of the learner's FLOPs", "nat/det", "nat/all", "learner"}};
+  std::string script =
+      "import glob, json, sys\n"
+      "sys.path.insert(0, 'tools/experiments')\n"
+      "from paired import interval, mean\n"
+      "runs = {}\n"
+      "for path in glob.glob('tools/experiments/results/*.jsonl'):\n"
+      "  for row in map(json.loads, open(path)): runs.setdefault(row['experiment'] + '/' + row['name'], "
+      "{})[row['seed']] = row\n"
+      "def percent(names, baseline, column):\n"
+      "  values = [sum(runs[name][seed][column] for name in names.split('+')) for seed in range(1, 9)]\n"
+      "  base = [runs[baseline][seed][column] if baseline else 0 for seed in range(1, 9)]\n"
+      "  m, half, _ = interval([(x - y) / (mean(base) or 1) for x, y in zip(values, base)])\n"
+      "  print('%.0f ± %.0f %%' % (abs(100 * m), 100 * half))\n";
+  for (const Figure& f : figures) script += "percent('" + f.run + "', '" + f.baseline + "', '" + f.column + "')\n";
+  const Outcome o = shell("python3 -B " + write("percent.py", script));
+  ASSERT_EQ(o.code, 0) << o.err;
+  std::stringstream values(o.out), page(read_text("data/presets/README.md"));
+  std::vector<std::string> rows;
+  for (std::string line; std::getline(page, line);)
+    if (line.starts_with("| ")) rows.push_back(line);
+  const std::regex percent("± [0-9]+ %");
+  int64_t shown = 0;
+  for (const std::string& row : rows)
+    shown += std::distance(std::sregex_iterator(row.begin(), row.end(), percent), std::sregex_iterator());
+  EXPECT_EQ(shown, std::ssize(figures));
+  for (const Figure& f : figures) {
+    std::string value;
+    std::getline(values, value);
+    const auto row = std::find_if(rows.begin(), rows.end(), [&](const std::string& r) {
+      return r.find(" ± ") != std::string::npos && r.find(f.row) < r.find(" ± ");
+    });
+    ASSERT_NE(row, rows.end()) << f.row;
+    EXPECT_NE(row->find(value + " " + f.percent), std::string::npos) << value << " " << f.percent << ": " << *row;
+  }
+}
+
 }  // namespace
 }  // namespace pare::test

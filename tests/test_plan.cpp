@@ -375,6 +375,10 @@ TEST(Plan, DryRunAsksTheDevice) {
   const size_t responses = planned_responses(config);
   EXPECT_NO_THROW(check_response_memory(config, responses)) << "to the byte";
   EXPECT_THROW(check_response_memory(config, responses - 1), Error);
+  const Keys recorded = {"rollout.top_k=7", "actor.ppo_epochs=2"};
+  EXPECT_EQ(planned_responses(tiny_run("qwen3", recorded)) - responses,
+            8 * 7 * config.data.train_batch_size * config.rollout.n * config.data.max_response_length)
+      << "the sets of the draws";
   Config sft = config;
   sft.trainer.command = RunCommand::sft;
   EXPECT_EQ(planned_responses(sft) * static_cast<size_t>(config.rollout.n), responses) << "a completion a row";

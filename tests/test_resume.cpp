@@ -127,6 +127,8 @@ TEST_F(Resume, NAndNStepsAreTwoN) {
             4,
             {"algorithm.rpo.enable=true", "algorithm.rpo.cut=length", "algorithm.rpo.prefix_loss=included"}},
            {"train", 2, {"model.lora.rank=3", "model.lora.alpha=7", "actor.use_kl_loss=true"}},
+           {"train", 2, {"rollout.top_k=20", "rollout.top_p=0.8", "rollout.min_p=0.05"}},
+           {"train", 2, {"rollout.top_p=0.8", "actor.ppo_epochs=2"}},
            {"train",
             2,
             {"model.lora.rank=3", "distill.enable=true", "rollout.kv.method=quest", "rollout.kv.blocks.size=4",

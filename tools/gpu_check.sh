@@ -248,7 +248,7 @@ real_sums() {
 }
 
 # Four runs at a time, whose kernels are small.  The next stage shows what is done of a grid that is cut.
-methods() { env "$libraries" "$@" PARE="$pare" MODEL="$smollm2" OUT="$work/methods" KEYS="trainer.device=$device" tools/experiments/real; }
+methods() { env "$libraries" "$@" PARE="$pare" MODEL="$smollm2" OUT="$work/methods" KEYS="trainer.device=$device" SEEDS="1 2 3" tools/experiments/real; }
 real_methods() { has_smollm2 && methods JOBS=4; }
 table_of_methods() {
   has_smollm2 || return

@@ -13,20 +13,21 @@ AttnFwd forward(Operands& o, const Dims& d, bool made) {
   const Packed p(d);
   const int64_t N = p.rows, H = d["H"], K = d["K"], D = d["D"], gap = d["gap"];
   AttnFwd a{};
-  a.o = made ? o.in("o", {N, H, D}, Fill()) : o.out("o", {N, H, D});
+  a.o = made ? o.in("o", {N, H, D}, Fill(), gap) : o.out("o", {N, H, D});
   a.lse = made ? o.stat_in("lse", {N, H}, Fill()) : o.stat_out("lse", {N, H});
   a.q = o.in("q", {N, H, D}, gap);
   a.k = o.in("k", {N, K, D}, gap);
   a.v = o.in("v", {N, K, D}, gap);
-  a.pk = p.parent_rows ? o.in("pk", {p.parent_rows, K, D}, gap ? gap + 2 : 0) : a.k;
-  a.pv = p.parent_rows ? o.in("pv", {p.parent_rows, K, D}, gap ? gap + 2 : 0) : a.v;
+  a.pk = p.parent_rows ? o.in("pk", {p.parent_rows, K, D}, gap ? gap + 8 : 0) : a.k;
+  a.pv = p.parent_rows ? o.in("pv", {p.parent_rows, K, D}, gap ? gap + 8 : 0) : a.v;
   a.segments = p.put_segments(o);
   a.pairs = p.pairs;
   a.scale = scale(d);
   a.extent = attn_extent(p.segments, p.parent_rows > 0, p.dense_pairs);
   if (!p.lists.empty()) a.lists = o.index("lists", {std::ssize(p.lists) / K, K}, p.lists);
   if (p.budget.empty()) return a;
-  a.blocks = o.index("blocks", {N, K, p.room}, random_blocks(p.seen, p.budget, K, p.room, d["block"]));
+  a.blocks = o.index("blocks", {N, K, p.room},
+                     d.own.blocks.empty() ? random_blocks(p.seen, p.budget, K, p.room, d["block"]) : d.own.blocks);
   a.budget = p.put_budget(o);
   a.block = d.i32("block");
   return a;
@@ -43,8 +44,8 @@ Call attn_bwd(Operands& o, const Dims& d) {
   a.dq = o.out("dq", like(f.q), gap);
   a.dk = o.inout("dk", like(f.k), gap);
   a.dv = o.inout("dv", like(f.v), gap);
-  a.dpk = apart ? o.inout("dpk", like(f.pk), gap ? gap + 2 : 0) : a.dk;
-  a.dpv = apart ? o.inout("dpv", like(f.pv), gap ? gap + 2 : 0) : a.dv;
+  a.dpk = apart ? o.inout("dpk", like(f.pk), gap ? gap + 8 : 0) : a.dk;
+  a.dpv = apart ? o.inout("dpv", like(f.pv), gap ? gap + 8 : 0) : a.dv;
   a.d_o = o.in("do", like(f.o), gap);
   a.o = f.o;
   a.lse = f.lse;

@@ -46,6 +46,9 @@ struct Layout {
   std::vector<std::pair<int32_t, int32_t>> sequences = {};  // in pages: (new rows, slots in use) of each
   std::vector<int32_t> first = {};                          // protected slots of each
   std::vector<KvCompression> compressions = {};             // window_row: set by Compressions
+  std::vector<SegmentRow> segments = {};                    // packed, with what follows
+  int64_t rows = 0, parent_rows = 0;
+  std::vector<int32_t> lists = {}, budget = {}, blocks = {};  // AttnFwd's; budget of each row
 };
 
 class Dims {

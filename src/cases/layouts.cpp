@@ -132,6 +132,12 @@ Packed::Packed(const Dims& d) {
     segments = x.segments;
     budgets = x.budget;
     if (x.lists) lists = x.lists(d.i32("K"));
+  } else if (!d.own.segments.empty()) {
+    rows = d.own.rows;
+    parent_rows = d.own.parent_rows;
+    segments = d.own.segments;
+    lists = d.own.lists;
+    budget = d.own.budget;
   } else {
     const auto segment = [&](int64_t len, int64_t parent, int64_t parent_len, int32_t reads) {
       segments.push_back({static_cast<int32_t>(rows), static_cast<int32_t>(len), static_cast<int32_t>(parent),
@@ -152,13 +158,14 @@ Packed::Packed(const Dims& d) {
     const SegmentRow& g = segments[i];
     most_slots = std::max<int64_t>(most_slots, g.parent_len + g.len);
     slots += g.parent_len + g.len;
-    if (!budgets.empty() && budgets[i] < INT32_MAX) room = std::max<int64_t>(room, budgets[i]);
     for (int32_t j = 0; j < g.len; j++) {
       const int64_t all = seen[g.row + j] = g.parent_len + j + 1;
       pairs += all;
       dense_pairs += all;
-      if (budgets.empty()) continue;
-      const int32_t reads = budget[g.row + j] = layout && j < g.len / 3 ? INT32_MAX : budgets[i];
+      if (budget.empty()) continue;
+      int32_t& reads = budget[g.row + j];
+      if (!budgets.empty()) reads = layout && j < g.len / 3 ? INT32_MAX : budgets[i];
+      if (reads < INT32_MAX) room = std::max<int64_t>(room, reads);
       pairs += listed_slots(all, reads, d["block"]) - all;
       if (const int64_t blocks = blocks_of(all, d["block"]); blocks > reads) {
         chosen += blocks;

@@ -93,9 +93,9 @@ Groups correction_keys() {
         KEY(algorithm.rollout_correction.group_statistics, any, "",
             "responses that count in the mean and standard deviation of a group: all, or those not rejected",
             "Sparse-RL: all"),
-        KEY(algorithm.rollout_correction.min_accepted, within(0, 1), "part of the judged responses",
-            "accepted part below which an update is skipped, since AdamW's steps do not shrink with the gradient; 0: "
-            "off",
+        KEY(algorithm.rollout_correction.min_accepted, within(0, 1), "fraction of the judged responses",
+            "accepted fraction below which an update is skipped, since AdamW's steps do not shrink with the gradient; "
+            "0: off",
             "pare")}},
       {{is_not("algorithm.rollout_correction.rollout_is", "none")},
        {KEY(algorithm.rollout_correction.rollout_is_level, any, "",

@@ -74,7 +74,7 @@ Groups data_keys() {
         KEY(data.noise, within(-1, 1), "probability",
             "chance that the teacher replaces the result of a statement by a random digit; below 0: the variant's own",
             "pare"),
-        KEY(data.noise_ramp, within(0, 1), "part of the run",
+        KEY(data.noise_ramp, within(0, 1), "fraction of the run",
             "initial part of `pare sft` over which the teacher's noise grows linearly from 0", "pare")}},
       {{jsonl},
        {PATH(data.train_files, any, "", "training files", "verl"),

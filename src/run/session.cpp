@@ -172,8 +172,8 @@ static double responses_of(const Config& c) {
 size_t response_memory(const Config& c) {
   // A token of a response: 8 bytes as it is sampled, which may have grown to 16; 32 of log-probs and corrections, 8 of
   // its weight, 8 as it is packed, 48 of loss terms, 36 of what they gave.  Ranks copy terms and
-  // results of their shards.
-  const double token = c.learner.shards == 1 ? 160 : 256, response = 640;
+  // results of their shards.  A recorded id of a truncated draw: 4, which may have grown to 8.
+  const double token = (c.learner.shards == 1 ? 160 : 256) + 8.0 * static_cast<double>(kept_ids(c)), response = 640;
   const auto prompt = static_cast<double>(8 * c.data.max_prompt_length);
   const double bytes = responses_of(c) * (response + prompt + token * static_cast<double>(c.data.max_response_length));
   return bytes < 9e18 ? static_cast<size_t>(bytes) : SIZE_MAX / 4;

@@ -10,7 +10,8 @@ A mark on a page defines what follows it, up to `<!-- end -->`:
 <!-- table COLUMN, COLUMN...            a line a row: `NAME: label`
 <!-- grid NAME.COLUMN, NAME.COLUMN...   a line a row: `PREFIX: label`; a cell is of the runs PREFIX-NAME
 <!-- claims                             a line a claim: `A - B`, `A - B at COST` or `[COLUMN] A - B`, then perhaps `: label`;
-                                        `*-A - *-B`: of the means over the rows of the page's first grid
+                                        `*-A - *-B`: of the means over the rows of the page's first grid;
+                                        `A@I`: the value of A's curve at place I
 <!-- figure FILE.svg Y, Y... against X  a line a curve: `NAME: label`
 
 A claim is about the mean over seeds of the difference of two runs that began with the same model; `at COST`: of both at
@@ -116,6 +117,9 @@ class Page:
 
     def runs_of(self, name, key):
         """The runs of a name by their seed; `*` stands for every row of the first grid, whose mean they are."""
+        name, _, place = name.partition("@")
+        if place:
+            return {seed: {key: run["curve"][key][int(place)]} for seed, run in self.runs_of(name, key).items()}
         if not name.startswith("*"):
             self.used.add(name)
             return self.runs[name] if self.known(name) else {}

@@ -182,7 +182,7 @@ const columns = [
     head: "Reads saved",
     of: (t) => t.reads_saved || null,
     text: (v) => `${(100 * v).toFixed(0)} %`,
-    how: "part of the keys and values of a dense cache that a sparse sampler did not read, mean over steps"
+    how: "fraction of the keys and values of a dense cache that a sparse sampler did not read, mean over steps"
   },
   {head: "Peak memory", of: (t) => t.peak_bytes, text: units.bytes, ratio: true},
   {head: "Time", of: (t) => t.seconds, text: units.seconds, ratio: true},
