@@ -182,7 +182,7 @@ __device__ uint64_t keys_read(const BlockLists& b, const KeyTile& t, const Segme
     return slots_read(b, g.row + i, kv, g.parent_len + i + 1, slot + t.first - row, max(0, row - t.first),
                       min(t.rows, row + len - t.first));
   };
-  return (t.own ? of_run(g.row, g.len, g.parent_len) : 0) | (t.parents ? of_run(g.parent_row, g.parent_len, 0) : 0);
+  return (t.own ? of_run(g.row, i + 1, g.parent_len) : 0) | (t.parents ? of_run(g.parent_row, g.parent_len, 0) : 0);
 }
 
 // The pieces of kQueries own rows of a segment that a tile of keys goes over, each of one part, in the order of list.h:
