@@ -22,7 +22,10 @@
 // key_gradients_bf16 and query_gradients_bf16 (mma.sync) below, and those of attention_bwd_wgmma.cuh for compute
 // capability 9.0.
 //
-// Lists of blocks: pairs that are not listed are hidden, and tiles without a visible pair are skipped.
+// Lists of blocks: pairs that are not listed are hidden.  In bf16 a tile of query_gradients_listed goes over the pages
+// that some of its rows lists (attention_lists.cuh), and key_gradients_bf16 over the steps of 16 rows of which some
+// lists a key of the tile: a step of products that is left out has added zeros.  f32 skips tiles without a visible
+// pair.
 //
 // Bytes: q, d_o once for each 64 keys, k, v once for each 64 query rows (128 with wgmma; from L2 for the most part).
 // Limited by the tensor cores and the exponentials, which overlap them with wgmma only; with mma.sync a prefix that
@@ -31,6 +34,7 @@
 // the parts of a row that many segments see wait for one another.  f32 is limited by shared-memory bandwidth, and
 // serves comparisons with the CPU.
 #include "attention_bwd_wgmma.cuh"
+#include "attention_lists.cuh"
 #include "runtime/machine.cuh"
 
 namespace pare::PARE_CUDA {
@@ -230,7 +234,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_f32(const Args<float
 
 // ---- bf16: four warps, each with 16 rows of the results; what they go over comes in two stages
 
-constexpr int kOwned16 = 64;  // keys, or query rows, of a block
+constexpr int kOwned16 = 64;  // keys of a block
 
 // Computes the pieces next(0, .), next(that + 1, .), ... below `count`.  next(i, stage) starts loading the first piece
 // from i on that has anything to compute, and returns its number.
@@ -258,8 +262,11 @@ constexpr size_t kKeySmem = (2 * kOwned16 + 4 * kQueries16<kD>)*kD * sizeof(bf16
 template <int kD, bool kBlocks>
 __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> a) {
   constexpr int kQueries = kQueries16<kD>, kColumns = kColumns16<kD>;
+  constexpr int kWide = kBlocks ? 16 : kQueries;  // queries of a product: a warp leaves out steps of blocks
+  using Pieces = std::conditional_t<kBlocks, ListedPieces<kQueries>, AllPieces<kQueries>>;
+  __shared__ typename Pieces::Memory memory;
   __shared__ int listed[kOwned16];
-  __shared__ uint64_t masks[2][kQueries];
+  __shared__ uint64_t masks[2][kBlocks ? kQueries : 1];
   __shared__ float lse[2][kQueries], delta[2][kQueries];
   const Packed<bf16>& x = a.x;
   const KeyTile t = key_tile<kOwned16>(a, blockIdx.x);
@@ -285,46 +292,57 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
       first[row] = first_query(t, g, own + row, x.lists ? listed : nullptr);
       touched[row] |= first[row] != kNobody;
     });
-    const int begin = first_piece<kQueries>(t, g, parents), tiles = ceil_div(g.len - begin, kQueries);
-    const int pieces = x.group * tiles;
+    Pieces pieces(a, t, g, kv, first_piece<kQueries>(t, g, parents), memory);
+    typename Pieces::Piece now, coming{};
     int last_part = -1;
-    const auto next = [&](int piece, int stage) {
-      if constexpr (kBlocks)
-        while (piece < pieces && !fill_masks<kQueries>(masks[stage], [&](int r) -> uint64_t {
-                 const int i = begin + piece % tiles * kQueries + r;
-                 return i < g.len ? keys_read(a.blocks, t, g, kv, i) : 0;
-               }))
-          piece++;
-      if (piece < pieces) {
-        const int head = kv * x.group + piece / tiles, i = begin + piece % tiles * kQueries, rows = g.len - i;
-        load_tile<kQueries>(q(stage), x.k.p, rows, head_dim, a.vector,
-                            [&](int r) { return x.q.row(g.row + i + r) + head * head_dim; });
-        load_tile<kQueries>(d_o(stage), x.k.p, rows, head_dim, a.vector,
-                            [&](int r) { return a.d_o.row(g.row + i + r) + head * head_dim; });
+    const auto next = [&](int i, int stage) {
+      now = coming;
+      const bool left = pieces.take(coming);
+      if (left) {
+        const int head = kv * x.group + coming.head;
+        const auto load = [&](SharedTile<kD> to, const Matrix<const bf16>& from) {
+          load_tile<kQueries>(to, x.k.p, kQueries, head_dim, a.vector, [&](int r) {
+            const int i = coming.own(r);
+            return i < g.len ? from.row(g.row + i) + head * head_dim : nullptr;
+          });
+        };
+        load(q(stage), x.q);
+        load(d_o(stage), a.d_o);
         if (const int r = threadIdx.x; r < kQueries) {  // rows that are absent have q = do = 0
-          const int64_t row = g.row + i + r;
-          lse[stage][r] = r < rows ? a.lse[row * x.heads + head] : 0.f;
-          delta[stage][r] = r < rows ? get_delta(a.dq.row(row) + head * head_dim) : 0.f;
+          const int i = coming.own(r);
+          const int64_t row = g.row + i;
+          lse[stage][r] = i < g.len ? a.lse[row * x.heads + head] : 0.f;
+          delta[stage][r] = i < g.len ? get_delta(a.dq.row(row) + head * head_dim) : 0.f;
+          if constexpr (kBlocks) masks[stage][r] = i < g.len ? keys_read(a.blocks, t, g, kv, i) : 0;
         }
       }
       cp_async_commit();
-      return piece;
+      return left ? i : INT_MAX;
     };
-    two_stages(pieces, next, [&](int piece, int stage) {
-      const int part = piece / tiles * tiles + (begin + piece % tiles * kQueries) / kRun;  // of the segment
-      if (some && part != last_part) before.end_part(dk, dv);
+    two_stages(INT_MAX, next, [&](int, int stage) {
+      if (some && now.part != last_part) before.end_part(dk, dv);
       some = true;
-      last_part = part;
-      Accumulator<kQueries> p = {}, ds = {};
-      add_dots(p, k, own, q(stage));
-      dots_to_p(p, lse[stage], x.softmax(), [&](LaneRow row, int query) {
-        const bool visible = begin + piece % tiles * kQueries + query >= first[row];
-        return visible && (!kBlocks || (masks[stage][query] >> (own + row) & 1));
-      });
-      add_weighted(dv, p, d_o(stage), column);
-      add_dots(ds, v, own, d_o(stage));
-      dots_to_ds(ds, p, delta[stage]);
-      add_weighted(dk, ds, q(stage), column);
+      last_part = now.part;
+      const auto add = [&](int n) {
+        const int first_of = n * kWide;
+        if constexpr (kBlocks) {  // keys of the warp that a row of the step lists
+          const uint64_t listed = masks[stage][first_of + threadIdx.x % kWide] >> own;
+          if (!__any_sync(kAllLanes, (listed & 0xffff) != 0)) return;
+        }
+        const auto step = [&](SharedTile<kD> rows) { return SharedTile<kD>{rows.p + first_of * kD}; };
+        Accumulator<kWide> p = {}, ds = {};
+        add_dots(p, k, own, step(q(stage)));
+        dots_to_p(p, lse[stage] + first_of, x.softmax(), [&](LaneRow row, int query) {
+          const bool visible = now.own(first_of) + query >= first[row];
+          return visible && (!kBlocks || (masks[stage][first_of + query] >> (own + row) & 1));
+        });
+        add_weighted(dv, p, step(d_o(stage)), column);
+        add_dots(ds, v, own, step(d_o(stage)));
+        dots_to_ds(ds, p, delta[stage] + first_of);
+        add_weighted(dk, ds, step(q(stage)), column);
+      };
+#pragma unroll
+      for (int n = 0; n < kQueries / kWide; n++) add(n);
     });
   });
   cp_async_wait<0>();
@@ -336,42 +354,63 @@ __global__ void __launch_bounds__(kThreads) key_gradients_bf16(const Args<bf16> 
   add_key_gradients(a, to, column, dk, dv);
 }
 
+// 64 query rows of a block, and two stages of kCount keys and values.
+template <int kD, int kCount>
+struct QueryTiles {
+  static constexpr size_t kBytes = (2 * kRows16 + 4 * kCount) * kD * sizeof(bf16);
+  bf16* const smem = dynamic_smem<bf16>();
+  const SharedTile<kD> q{smem}, d_o{smem + kRows16 * kD};
+  __device__ __forceinline__ SharedTile<kD> k(int stage) const { return {smem + (2 * kRows16 + stage * kCount) * kD}; }
+  __device__ __forceinline__ SharedTile<kD> v(int stage) const { return k(2 + stage); }
+
+  // at(r): QueryAt of row r.
+  template <class At>
+  __device__ __forceinline__ void load_queries(const Args<bf16>& a, At at) const {
+    const auto load = [&](SharedTile<kD> to, const Matrix<const bf16>& from) {
+      load_tile<kRows16>(to, a.x.k.p, kRows16, a.x.head_dim, a.vector, [&](int r) {
+        const QueryAt q = at(r);
+        return q.row < 0 ? nullptr : from.row(q.row) + q.head * a.x.head_dim;
+      });
+    };
+    load(q, a.x.q);
+    load(d_o, a.d_o);
+  }
+  // dq of the warp's 16 rows, from `own` on, += what the slots of a stage bring.  visible(row, slot).
+  template <class Visible>
+  __device__ __forceinline__ void add(Accumulator<kD>& dq, int own, int stage, QueryTerms& terms,
+                                      const Softmax& softmax, Visible visible) const {
+    Accumulator<kCount> p = {}, ds = {};
+    add_dots(p, q, own, k(stage));
+    add_dots(ds, d_o, own, v(stage));
+    ds.for_each(p, [&](LaneRow row, int slot, float& z, float dot) {
+      const float w = softmax.cubic(dot, terms.lse[row]) * (z - terms.delta[row]);
+      z = visible(row, slot) ? w : 0.f;
+    });
+    add_weighted(dq, ds, k(stage));
+  }
+};
+
 template <int kD>
 constexpr int kSlots16 = kD <= 128 ? 64 : 32;  // slots of a stage
-template <int kD>
-constexpr size_t kQuerySmem = (2 * kOwned16 + 4 * kSlots16<kD>)*kD * sizeof(bf16);
 
-template <int kD, bool kBlocks>
+template <int kD>
 __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16> a) {
   constexpr int kCount = kSlots16<kD>;
-  __shared__ uint64_t masks[2][kOwned16];
   const Packed<bf16>& x = a.x;
-  const HeadTile<kOwned16> t(x);
+  const HeadTile<kRows16> t(x);
   if (t.len == 0) return;
-  const int head_dim = x.head_dim, head = t.head, kv = t.kv, own = threadIdx.x / 32 * 16;
-  const int rows = min(kOwned16, t.len - t.first), slots = t.parent_len + t.first + rows, row = t.row + t.first;
-  bf16* smem = dynamic_smem<bf16>();
-  const SharedTile<kD> q{smem}, d_o{smem + kOwned16 * kD};
-  const auto k = [&](int stage) { return SharedTile<kD>{smem + (2 * kOwned16 + stage * kCount) * kD}; };
-  const auto v = [&](int stage) { return k(2 + stage); };
-  load_tile<kOwned16>(q, x.k.p, rows, head_dim, a.vector, [&](int r) { return x.q.row(row + r) + head * head_dim; });
-  load_tile<kOwned16>(d_o, x.k.p, rows, head_dim, a.vector,
-                      [&](int r) { return a.d_o.row(row + r) + head * head_dim; });
-  QueryTerms terms(a, t, t.first + own, head);
-
+  const int head_dim = x.head_dim, kv = t.kv, own = threadIdx.x / 32 * 16;
+  const int slots = t.parent_len + min(t.first + kRows16, t.len);
+  const QueryTiles<kD, kCount> s;
+  s.load_queries(a, own_rows(t, t.first, t.head));
+  QueryTerms terms(a, own_rows(t, t.first + own, t.head));
   const int pieces = ceil_div(slots, kCount);
   const auto next = [&](int piece, int stage) {
-    if constexpr (kBlocks)
-      while (piece < pieces && !fill_masks<kOwned16>(masks[stage], [&](int r) -> uint64_t {
-               const int total = t.parent_len + t.first + r + 1;
-               return r < rows ? slots_read(a.blocks, row + r, kv, total, piece * kCount, 0, kCount) : 0;
-             }))
-        piece++;
     if (piece < pieces) {
       const int begin = piece * kCount;
-      load_tile<kCount>(k(stage), x.k.p, slots - begin, head_dim, a.vector,
+      load_tile<kCount>(s.k(stage), x.k.p, slots - begin, head_dim, a.vector,
                         [&](int r) { return x.key(t, kv, begin + r); });
-      load_tile<kCount>(v(stage), x.k.p, slots - begin, head_dim, a.vector,
+      load_tile<kCount>(s.v(stage), x.k.p, slots - begin, head_dim, a.vector,
                         [&](int r) { return x.value(t, kv, begin + r); });
     }
     cp_async_commit();
@@ -379,20 +418,49 @@ __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16
   };
   Accumulator<kD> dq = {};
   two_stages(pieces, next, [&](int piece, int stage) {
-    Accumulator<kCount> p = {}, ds = {};
-    add_dots(p, q, own, k(stage));
-    add_dots(ds, d_o, own, v(stage));
-    ds.for_each(p, [&](LaneRow row, int slot, float& z, float dot) {
-      const int i = own + row;
-      bool visible = piece * kCount + slot <= t.parent_len + t.first + i;
-      if (kBlocks) visible = visible && (masks[stage][i] >> slot & 1);
-      const float w = x.softmax().cubic(dot, terms.lse[row]) * (z - terms.delta[row]);
-      z = visible ? w : 0.f;
-    });
-    add_weighted(dq, ds, k(stage));
+    s.add(dq, own, stage, terms, x.softmax(),
+          [&](LaneRow row, int slot) { return piece * kCount + slot <= t.parent_len + t.first + own + row; });
   });
   cp_async_wait<0>();
-  write_query_gradients(a, t, t.first + own, head, dq);
+  write_query_gradients(a, own_rows(t, t.first + own, t.head), dq);
+}
+
+constexpr int kListedSlots = 32;  // of a stage: fewer make room for more blocks of threads
+
+// The same over the pages that some row of a tile lists.
+template <int kD>
+__global__ void __launch_bounds__(kThreads) query_gradients_listed(const Args<bf16> a) {
+  __shared__ ListMemory memory;
+  const Packed<bf16>& x = a.x;
+  const GroupTile t(x);
+  if (t.len == 0) return;
+  const int head_dim = x.head_dim, own = threadIdx.x / 32 * 16;
+  const QueryTiles<kD, kListedSlots> s;
+  const auto at = [&](int r) { return QueryAt{r < t.rows ? t.row_of(r) : -1, t.head(r)}; };
+  const auto mine = [&](int r) { return at(own + r); };
+  s.load_queries(a, at);
+  QueryTerms terms(a, mine);
+  ListedPages<true> pages(t, a.blocks, memory);
+  PerRow<Listed> listed = {}, coming = {};
+  const auto next = [&](int piece, int stage) {
+    listed = coming;
+    const bool left = pages.left();
+    if (left) {
+      const int column = t.kv * head_dim;
+      pages.load<kListedSlots>(s.k(stage), SlotRows(x.k, x.pk, t, column), head_dim, a.vector);
+      pages.load<kListedSlots>(s.v(stage), SlotRows(x.v, x.pv, t, column), head_dim, a.vector);
+      coming = pages.take<kListedSlots>(own);
+    }
+    cp_async_commit();
+    return left ? piece : INT_MAX;
+  };
+  Accumulator<kD> dq = {};
+  two_stages(INT_MAX, next, [&](int, int stage) {
+    if (__any_sync(kAllLanes, (listed.v[0] | listed.v[1]) != 0))  // some row of the warp
+      s.add(dq, own, stage, terms, x.softmax(), [&](LaneRow row, int slot) { return counts(listed[row], slot); });
+  });
+  cp_async_wait<0>();
+  write_query_gradients(a, mine, dq);
 }
 
 // ---- launchers
@@ -421,8 +489,13 @@ template <int kD, bool kBlocks>
 void run_tiles(const char* op, const Args<bf16>& a, const Grids& g, Stream stream) {
   const dim3 keys(g.keys.x, g.keys.y, blocks(op, a.x.head_dim, kColumns16<kD>));
   launch(op, key_gradients_bf16<kD, kBlocks>, {.grid = keys, .block = kThreads, .smem = kKeySmem<kD>}, stream, a);
-  launch(op, query_gradients_bf16<kD, kBlocks>, {.grid = g.queries, .block = kThreads, .smem = kQuerySmem<kD>}, stream,
-         a);
+  if constexpr (kBlocks)
+    launch(op, query_gradients_listed<kD>,
+           {.grid = group_grid(op, a.x, a.rows), .block = kThreads, .smem = QueryTiles<kD, kListedSlots>::kBytes},
+           stream, a);
+  else
+    launch(op, query_gradients_bf16<kD>,
+           {.grid = g.queries, .block = kThreads, .smem = QueryTiles<kD, kSlots16<kD>>::kBytes}, stream, a);
 }
 template <bool kBlocks>
 void run(const char* op, const Args<bf16>& a, const Grids& g, Stream stream) {
@@ -480,7 +553,7 @@ void attn_bwd(const AttnBwd& a, Stream stream) {
     using T = decltype(type);
     Args<T> x = arguments<T>(op, a);
     if (x.rows == 0 || x.x.heads == 0 || x.x.n_segments == 0) return;
-    constexpr int kKeys = sizeof(T) == 2 ? kOwned16 : kKeys32, kQueries = sizeof(T) == 2 ? kOwned16 : kQueries32;
+    constexpr int kKeys = sizeof(T) == 2 ? kOwned16 : kKeys32, kQueries = sizeof(T) == 2 ? kRows16 : kQueries32;
     const auto heads = static_cast<unsigned>(x.x.heads), kv_heads = static_cast<unsigned>(x.x.kv_heads);
     // Segments are disjoint in q: together they have at most all rows, and each wastes at most one tile.
     const Grids g{{blocks(op, x.rows / kThreads + x.x.n_segments, 1), heads},

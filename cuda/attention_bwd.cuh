@@ -182,8 +182,94 @@ __device__ uint64_t keys_read(const BlockLists& b, const KeyTile& t, const Segme
     return slots_read(b, g.row + i, kv, g.parent_len + i + 1, slot + t.first - row, max(0, row - t.first),
                       min(t.rows, row + len - t.first));
   };
-  return (t.own ? of_run(g.row, g.len, g.parent_len) : 0) | (t.parents ? of_run(g.parent_row, g.parent_len, 0) : 0);
+  return (t.own ? of_run(g.row, i + 1, g.parent_len) : 0) | (t.parents ? of_run(g.parent_row, g.parent_len, 0) : 0);
 }
+
+// The pieces of kQueries own rows of a segment that a tile of keys goes over, each of one part, in the order of list.h:
+// all rows.
+template <int kQueries>
+class AllPieces {
+  const int begin_, tiles_, pieces_;
+  int next_ = 0;
+
+ public:
+  struct Memory {};
+  struct Piece {
+    int head, part, first;  // head: of the group; part: its number in the segment
+    __device__ __forceinline__ int own(int i) const { return first + i; }
+  };
+  __device__ AllPieces(const Args<bf16>& a, const KeyTile&, const SegmentRow& g, int, int begin, Memory&)
+      : begin_(begin), tiles_(ceil_div(g.len - begin, kQueries)), pieces_(a.x.group * tiles_) {}
+  __device__ __forceinline__ bool take(Piece& p) {
+    if (next_ >= pieces_) return false;
+    p.head = next_ / tiles_;
+    p.first = begin_ + next_ % tiles_ * kQueries;
+    p.part = p.head * tiles_ + p.first / kRun;
+    next_++;
+    return true;
+  }
+};
+// Only steps of 16 rows of which some list a slot of the tile: a step of products that leaves out no row has the same
+// sums.
+template <int kQueries>
+class ListedPieces {
+  static constexpr int kHeld = 32, kSteps = kRun / 16;  // runs of which the steps are known; steps of a run
+  const Args<bf16>& a_;
+  const KeyTile& t_;
+  const SegmentRow& g_;
+  const int kv_, begin_, runs_;
+  uint8_t* const listed_;
+  int head_ = -1, run_, held_ = -1;  // held_: the first of the runs in memory
+  uint64_t left_ = 0;                // steps of the run
+
+ public:
+  struct Memory {
+    uint8_t listed[kHeld * kSteps];
+  };
+  struct Piece {
+    int head, part, run;
+    unsigned steps;  // of the run, a byte each; those behind the last are none
+    __device__ __forceinline__ int own(int i) const {
+      const unsigned step = steps >> i / 16 * 8 & 0xff;
+      return step < kSteps ? run * kRun + static_cast<int>(step) * 16 + i % 16 : INT_MAX / 2;
+    }
+  };
+  __device__ ListedPieces(const Args<bf16>& a, const KeyTile& t, const SegmentRow& g, int kv, int begin, Memory& m)
+      : a_(a), t_(t), g_(g), kv_(kv), begin_(begin), runs_(ceil_div(g.len, kRun)), listed_(m.listed), run_(runs_) {}
+
+  // By all threads.
+  __device__ __forceinline__ bool take(Piece& p) {
+    while (!left_) {
+      if (++run_ >= runs_) {
+        run_ = begin_ / kRun;
+        if (++head_ == a_.x.group) return false;
+      }
+      if (run_ / kHeld * kHeld != held_) hold(run_ / kHeld * kHeld);
+      const uint8_t* const of_run = listed_ + (run_ - held_) * kSteps + threadIdx.x % 32;
+      left_ = __ballot_sync(kAllLanes, of_run[0]) | uint64_t{__ballot_sync(kAllLanes, of_run[32])} << 32;
+    }
+    p = {head_, head_ * runs_ + run_, run_, 0};
+#pragma unroll
+    for (int i = 0; i < kQueries / 16; i++) {
+      p.steps |= (left_ ? static_cast<unsigned>(__ffsll(static_cast<long long>(left_))) - 1 : kSteps) << i * 8;
+      left_ &= left_ - 1;
+    }
+    return true;
+  }
+
+ private:
+  __device__ void hold(int run) {
+    __syncthreads();  // everyone is done with those before
+    held_ = run;
+    for (int i = threadIdx.x; i < min(kHeld, runs_ - run) * kRun; i += kThreads) {
+      const int own = run * kRun + i;
+      const bool lists = own >= begin_ && own < g_.len && keys_read(a_.blocks, t_, g_, kv_, own);
+      const unsigned rows = __ballot_sync(kAllLanes, lists);
+      if (threadIdx.x % 16 == 0) listed_[i / 16] = (rows >> threadIdx.x % 32 & 0xffff) != 0;
+    }
+    __syncthreads();
+  }
+};
 
 // masks[i] = of(i) for i < kCount; is any of them not 0?
 template <int kCount, class F>
@@ -300,27 +386,40 @@ __device__ __forceinline__ void add_key_gradients(const Args<bf16>& a, PerRow<Ke
   });
 }
 
-// ---- bf16: a warp's 16 query rows, of which `first` of the segment is the first
+// ---- bf16: a warp's 16 query rows
 
-// What each brings to p and ds; nothing behind the segment's last.
+// Row `row` of q and a head; row -1: none.
+struct QueryAt {
+  int64_t row;
+  int head;
+};
+// Own rows from `first` on.
+__device__ __forceinline__ auto own_rows(const Tile& t, int first, int head) {
+  return [&t, first, head](int i) { return QueryAt{first + i < t.len ? t.row + first + i : -1, head}; };
+}
+
+// What each brings to p and ds; nothing where there is no row.  at(i): QueryAt.
 struct QueryTerms {
   PerRow<float> lse = {}, delta = {};
-  __device__ QueryTerms(const Args<bf16>& a, const Tile& t, int first, int head) {
+  template <class At>
+  __device__ QueryTerms(const Args<bf16>& a, At at) {
     for_rows([&](LaneRow i) {
-      if (first + i >= t.len) return;
-      const int row = t.row + first + i;
-      lse[i] = a.lse[int64_t{row} * a.x.heads + head];
-      delta[i] = get_delta(a.dq.row(row) + head * a.x.head_dim);
+      const QueryAt q = at(i);
+      if (q.row < 0) return;
+      lse[i] = a.lse[q.row * a.x.heads + q.head];
+      delta[i] = get_delta(a.dq.row(q.row) + q.head * a.x.head_dim);
     });
   }
 };
-template <int kD>
-__device__ __forceinline__ void write_query_gradients(const Args<bf16>& a, const Tile& t, int first, int head,
-                                                      Accumulator<kD>& dq) {
-  dq.for_each([&](LaneRow i, int c, float sum) {
-    const int row = first + i;
-    if (row < t.len && c < a.x.head_dim)
-      a.dq.row(t.row + row)[head * a.x.head_dim + c] = from_float<bf16>(sum * a.x.scale);
+template <int kD, class At>
+__device__ __forceinline__ void write_query_gradients(const Args<bf16>& a, At at, Accumulator<kD>& dq) {
+  for_rows([&](LaneRow i) {
+    const QueryAt q = at(i);
+    if (q.row < 0) return;
+    bf16* const to = a.dq.row(q.row) + q.head * a.x.head_dim;
+    dq.for_row(i, [&](int c, float sum) {
+      if (c < a.x.head_dim) to[c] = from_float<bf16>(sum * a.x.scale);
+    });
   });
 }
 

@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const int group = warp / 4 * 64, first = t.first + warp * 16;  // of the tile's rows; of the segment's
   if (t.first + group >= t.len) return;
   more_registers<kConsumerRegisters>();
-  QueryTerms terms(a, t, first, t.head);
+  QueryTerms terms(a, own_rows(t, first, t.head));
   Accumulator<kD> dq = {};
   Accumulator<kSlots> p, ds;
   uint32_t weights[kSlots / 16][4];
@@ -400,7 +400,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   add_keys(n_blocks - 1);
   wgmma_wait<0>(dq.registers(), weights);
   __syncwarp();  // everyone has read do.o, which lies in dq
-  write_query_gradients(a, t, first, t.head, dq);
+  write_query_gradients(a, own_rows(t, first, t.head), dq);
 #else
   __trap();
 #endif

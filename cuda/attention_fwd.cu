@@ -17,8 +17,9 @@
 //
 // Bytes: q and o once, k and v once per tile of query rows (from L2 for the most part).  Limited by the tensor cores
 // and the exponentials, which overlap them with wgmma only; f32, which serves comparisons with the CPU, by
-// shared-memory bandwidth.  With lists, k and v of the slots that a row reads, once for up to 16 heads of their group,
-// which is the limit: rows share nothing, also where they have no lists.
+// shared-memory bandwidth.  With lists of blocks: in bf16 attention_lists.cuh; in f32 k and v of the slots that a row
+// reads, once for up to 16 heads of their group.
+#include "attention_lists.cuh"
 #include "attention_wgmma.cuh"
 #include "runtime/machine.cuh"
 
@@ -71,7 +72,6 @@ __global__ void __launch_bounds__(kThreads) attn_f32(const Args<float> a) {
 
 // ---- bf16: four warps of 16 query rows
 
-constexpr int kRows16 = 64;
 // The memory of `rows` query rows and a tile of keys and values.
 template <int kD>
 struct Tiles16 {
@@ -121,29 +121,25 @@ __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
 
 // ---- rows that read only the blocks of slots that they list, or, without a list, everything
 
-constexpr int kHeads = 16;  // query heads of a block: rows of a tile of the tensor cores
-static_assert(kHeads == kRows32);
-
-// What a block computes: own row blockIdx.x, heads blockIdx.z * kHeads + [0, heads) of the group of key head
-// blockIdx.y.
+// What a block of the f32 kernel computes: own row blockIdx.x, heads blockIdx.z * kRows32 + [0, heads) of the group of
+// key head blockIdx.y.
 struct Row {
   Tile t;
   int row, kv, head, heads;  // head: the first one
   int total, block, budget;  // slots that it sees; slots of a selection block; entries of its list
   const int32_t* list;       // null: it reads everything
-  // In f32 the listed slots are all that there is: how many, and where slot i of them lies in the sequence.
+  // The listed slots are all that there is: how many, and where slot i of them lies in the sequence.
   __device__ int slots() const { return list ? budget * block - (block - 1 - (total - 1) % block) : total; }
   __device__ int slot(int i) const { return list ? list[i / block] * block + i % block : i; }
 };
-template <class T>
-__device__ Row find_row(const Args<T>& a, int z) {
-  const Packed<T>& x = a.x;
+__device__ Row find_row(const Args<float>& a) {
+  const Packed<float>& x = a.x;
   Row r{};
   r.t = find_tile<1>(x.segments, x.n_segments, blockIdx.x);
   r.row = r.t.row + r.t.first;
   r.kv = blockIdx.y;
-  r.head = r.kv * x.group + z * kHeads;
-  r.heads = min(kHeads, x.group - z * kHeads);
+  r.head = r.kv * x.group + blockIdx.z * kRows32;
+  r.heads = min(kRows32, x.group - static_cast<int>(blockIdx.z) * kRows32);
   r.total = r.t.parent_len + r.t.first + 1;
   r.block = a.blocks.block;
   if (r.t.len && a.blocks.listed(r.row, r.total)) {
@@ -153,19 +149,11 @@ __device__ Row find_row(const Args<T>& a, int z) {
   return r;
 }
 
-// Where the results of head `i` go; the lane that says so writes its lse.
-template <class T>
-__device__ __forceinline__ T* place(const Args<T>& a, const Row& r, int i, float lse, bool says) {
-  const int64_t at = int64_t{r.row} * a.x.heads + r.head + i;
-  if (says) a.lse[at] = lse;
-  return a.o + at * a.x.head_dim;
-}
-
 // kColumns: ceil(D / 32), columns of V per lane.
 template <int kColumns>
 __global__ void __launch_bounds__(kThreads) listed_f32(const Args<float> a) {
   const Packed<float>& x = a.x;
-  const Row row = find_row(a, blockIdx.z);
+  const Row row = find_row(a);
   if (row.t.len == 0) return;
   const int head_dim = x.head_dim, slots = row.slots();
   const Shared32 s = shared32(head_dim);
@@ -182,61 +170,67 @@ __global__ void __launch_bounds__(kThreads) listed_f32(const Args<float> a) {
     r.add_block(s, head_dim, row.heads, x.softmax(), [&](int) { return slots - begin; });
   }
   r.write(
-      row.heads, [&](int i, float lse) { return place(a, row, i, lse, threadIdx.x % 32 == 0); }, head_dim);
+      row.heads,
+      [&](int i, float lse) {
+        const int64_t at = int64_t{row.row} * x.heads + row.head + i;
+        if (threadIdx.x % 32 == 0) a.lse[at] = lse;
+        return a.o + at * head_dim;
+      },
+      head_dim);
 }
 
-// One warp: the heads of a row are one tile of the tensor cores.
+// Four warps of 16 rows of a tile of own rows x heads.  First the pages that lists name, then, where rows have none,
+// everything: what a row does not read of either changes nothing of it.
 template <int kD>
-__global__ void __launch_bounds__(32) listed_bf16(const Args<bf16> a) {
-  constexpr int kParts = kD / kValues16<kD>;
+__global__ void __launch_bounds__(kThreads) listed_bf16(const Args<bf16> a) {
+  __shared__ ListMemory memory;
   const Packed<bf16>& x = a.x;
-  const Row row = find_row(a, blockIdx.z / kParts);
-  if (row.t.len == 0) return;
-  const int head_dim = x.head_dim, channel = blockIdx.z % kParts * kValues16<kD>;
-  const Tiles16<kD> s(kHeads);
-  load_tile<kHeads, 32>(s.q, x.q.p, row.heads, head_dim, a.vector,
-                        [&](int i) { return x.q.row(row.row) + (row.head + i) * head_dim; });
+  const GroupTile t(x);
+  if (t.len == 0) return;
+  const int first = threadIdx.x / 32 * 16, head_dim = x.head_dim, channel = blockIdx.z * kValues16<kD>;
+  const Tiles16<kD> s(kRows16);
+  load_tile<kRows16>(s.q, x.q.p, t.rows, head_dim, a.vector,
+                     [&](int r) { return x.q.row(t.row_of(r)) + t.head(r) * head_dim; });
   typename Rows16<kD, kValues16<kD>>::Total total;
   Rows16<kD, kValues16<kD>> r(total);
-  const auto key = [&](int slot) { return x.key(row.t, row.kv, slot); };
-  const auto value = [&](int slot) { return x.value(row.t, row.kv, slot) + channel; };
-  if (row.list) {
-    ListedTiles tiles{row.list, row.budget, row.block, row.total};
-    ListedTile now, coming;
-    const auto at = [&](const ListedTile& tile, auto address) {
-      return [=](int i) { return counts(tile.listed, i) ? address(tile.slot(i)) : nullptr; };
-    };
-    for_tiles([&](int) { return tiles.left(); },
+  const SlotRows key(x.k, x.pk, t, t.kv * head_dim), value(x.v, x.pv, t, t.kv * head_dim + channel);
+  ListedPages<false> pages(t, a.blocks, memory);
+  PerRow<Listed> listed;
+  if (pages.left())
+    for_tiles([&](int) { return pages.left(); }, [&](int) { pages.load<kSlots>(s.k, key, head_dim, a.vector); },
               [&](int) {
-                coming = tiles.take();
-                load_tile<kSlots, 32>(s.k, x.q.p, kSlots, head_dim, a.vector, at(coming, key));
+                pages.load<kSlots>(s.v, value, head_dim - channel, a.vector);
+                listed = pages.take<kSlots>(first);
               },
-              [&](int) {
-                now = coming;
-                load_tile<kSlots, 32>(s.v, x.q.p, kSlots, head_dim - channel, a.vector, at(now, value));
-              },
-              [&](int) { r.score_pages(s.q, s.k); }, [](int) {},
-              [&](int) { r.add_pages(s.v, x.softmax(), now.listed); });
-  } else {
-    const auto begin = [](int i) { return i * kBlock16; };
-    for_tiles([&](int i) { return begin(i) < row.total; },
+              [&](int) { r.score_pages(s.q, first, s.k); }, [](int) {},
+              [&](int) { r.add_pages(s.v, x.softmax(), listed); });
+  const int slots = t.most_without_list(a.blocks);
+  PerRow<int> sees;
+  for_rows([&](LaneRow row) { sees[row] = t.without_list(a.blocks, first + row); });
+  const auto begin = [](int i) { return i * kBlock16; };
+  if (slots > 0)
+    for_tiles([&](int i) { return begin(i) < slots; },
               [&](int i) {
-                load_tile<kBlock16, 32>(s.k, x.q.p, row.total - begin(i), head_dim, a.vector,
-                                        [&](int r) { return key(begin(i) + r); });
+                load_tile<kBlock16>(s.k, x.q.p, slots - begin(i), head_dim, a.vector,
+                                    [&](int r) { return key(begin(i) + r); });
               },
               [&](int i) {
-                load_tile<kBlock16, 32>(s.v, x.q.p, row.total - begin(i), head_dim - channel, a.vector,
-                                        [&](int r) { return value(begin(i) + r); });
+                load_tile<kBlock16>(s.v, x.q.p, slots - begin(i), head_dim - channel, a.vector,
+                                    [&](int r) { return value(begin(i) + r); });
               },
-              [&](int i) { r.score(s.q, 0, s.k, row.total - begin(i)); },
+              [&](int i) { r.score(s.q, first, s.k, slots - begin(i)); },
               [&](int i) {
                 if (ends_cut(i)) r.end_cut();
-                r.weigh(x.softmax(), [&](int) { return row.total - begin(i); });
+                r.weigh(x.softmax(), [&](LaneRow row) { return sees[row] - begin(i); });
               },
-              [&](int i) { r.add(s.v, row.total - begin(i)); });
-  }
+              [&](int i) { r.add(s.v, slots - begin(i)); });
   r.write(
-      row.heads, [&](int i, float lse) { return place(a, row, i, lse, leads_quad() && channel == 0) + channel; },
+      t.rows - first,
+      [&](int row, float lse) {
+        const int64_t at = t.row_of(first + row) * x.heads + t.head(first + row);
+        if (leads_quad() && channel == 0) a.lse[at] = lse;
+        return a.o + at * head_dim + channel;
+      },
       head_dim - channel);
 }
 
@@ -275,18 +269,24 @@ void run(const Args<bf16>& a, const AttnFwd& call, Stream stream) {
   });
 }
 
-void run_listed(const Args<float>& a, dim3 grid, Stream stream) {
-  launch("attn_fwd",
+void run_listed(const Args<float>& a, int64_t n, Stream stream) {
+  const char* op = "attn_fwd";
+  launch(op,
          a.x.head_dim <= 64    ? listed_f32<2>
          : a.x.head_dim <= 128 ? listed_f32<4>
                                : listed_f32<8>,
-         {.grid = grid, .block = kThreads, .smem = smem32(a.x.head_dim)}, stream, a);
+         {.grid = dim3(blocks(op, n, 1), static_cast<unsigned>(a.x.kv_heads), blocks(op, a.x.group, kRows32)),
+          .block = kThreads,
+          .smem = smem32(a.x.head_dim)},
+         stream, a);
 }
 
-void run_listed(const Args<bf16>& a, dim3 grid, Stream stream) {
+void run_listed(const Args<bf16>& a, int64_t n, Stream stream) {
   with_padded(a.x.head_dim, [&]<int kD>() {
-    grid.z *= kD / kValues16<kD>;
-    launch("attn_fwd", listed_bf16<kD>, {.grid = grid, .block = 32, .smem = Tiles16<kD>::bytes(kHeads)}, stream, a);
+    dim3 grid = group_grid("attn_fwd", a.x, n);
+    grid.z = kD / kValues16<kD>;
+    launch("attn_fwd", listed_bf16<kD>, {.grid = grid, .block = kThreads, .smem = Tiles16<kD>::bytes(kRows16)}, stream,
+           a);
   });
 }
 
@@ -302,7 +302,7 @@ void attn_fwd(const AttnFwd& a, Stream stream) {
     if (n == 0 || x.x.heads == 0 || x.x.n_segments == 0) return;
     if (a.blocks) {
       x.blocks = block_lists(a);
-      run_listed(x, dim3(blocks(op, n, 1), static_cast<unsigned>(x.x.kv_heads), blocks(op, x.x.group, kHeads)), stream);
+      run_listed(x, n, stream);
     } else {
       run(x, a, stream);
     }

@@ -9,12 +9,14 @@
 
 namespace pare::PARE_CUDA {
 
-// Fills kRows rows of dst with `rows` rows of d columns, row(i) giving the address of row i or null, and zeros; called
-// by kCount threads from a multiple of kCount.  vector: rows are 16-byte aligned and d is a multiple of 8.
-template <int kRows, int kCount = kThreads, int kD, class Row>
+constexpr int kRows16 = 64;  // query rows of a block: 16 a warp
+
+// Fills kRows rows of dst with `rows` rows of d columns, row(i) giving the address of row i or null, and zeros; by a
+// block of threads.  vector: rows are 16-byte aligned and d is a multiple of 8.
+template <int kRows, int kD, class Row>
 __device__ __forceinline__ void load_tile(SharedTile<kD> dst, const bf16* any, int rows, int head_dim, bool vector,
-                                          Row row, int thread = threadIdx.x) {
-  for (int i = thread; i < kRows * kD / 8; i += kCount) {
+                                          Row row) {
+  for (int i = threadIdx.x; i < kRows * kD / 8; i += kThreads) {
     const int r = i / (kD / 8), c = i % (kD / 8) * 8;
     const bf16* const from = r < rows ? row(r) : nullptr;
     const int valid = from ? max(0, min(8, head_dim - c)) : 0;
@@ -79,7 +81,10 @@ struct From {
 
 // Which of a tile of 64 listed slots count: bit i for slot i.
 using Listed = uint64_t;
-__device__ __forceinline__ bool counts(Listed listed, int slot) { return listed >> slot & 1; }
+template <class Bits>
+__device__ __forceinline__ bool counts(Bits listed, int slot) {
+  return listed >> slot & 1;
+}
 
 // Four pages that hold slots of a row's list, fewer at its end.
 struct ListedTile {
@@ -261,22 +266,24 @@ struct Rows16 {
     rows.add_outputs(rows.end_cut(), acc.registers(), [&](int i) -> float2& { return total[i]; });
   }
 
-  // The same for four pages of which the slots `listed` count, for every row: score_pages(), add_pages().
+  // The same for four pages, of which each row has the slots `listed`: score_pages(), add_pages().
   template <class Keys>
-  __device__ __forceinline__ void score_pages(SharedTile<kD> q, Keys k) {
+  __device__ __forceinline__ void score_pages(SharedTile<kD> q, int row, Keys k) {
     s.half(0) = {};
-    add_dots(s.half(0), q, 0, k);
+    add_dots(s.half(0), q, row, k);
   }
-  __device__ __forceinline__ void add_pages(SharedTile<kV> v, const Softmax& softmax, Listed listed) {
+  __device__ __forceinline__ void add_pages(SharedTile<kV> v, const Softmax& softmax, PerRow<Listed> listed) {
 #pragma unroll
     for (int page = 0; page < kSlots / kPageSlots; page++) {
       Accumulator<kPageSlots>& x = reinterpret_cast<Accumulator<kPageSlots>&>(s.tile[page * 2]);
-      const Listed mine = listed >> page * kPageSlots;
+      PerRow<unsigned> mine;
+      for_rows([&](LaneRow row) { mine[row] = static_cast<unsigned>(listed[row] >> page * kPageSlots) & 0xffff; });
+      if (!__any_sync(kAllLanes, (mine.v[0] | mine.v[1]) != 0)) continue;  // no row of the warp
       PerRow<float> fix;
       for_rows([&](LaneRow row) {
         float m = -INFINITY;
         x.for_row(row, [&](int slot, float z) {
-          if (counts(mine, slot)) m = fmaxf(m, z);
+          if (counts(mine[row], slot)) m = fmaxf(m, z);
         });
         fix[row] = rise(rows.top[row], softmax.score(quad_max(m)));
       });
@@ -288,7 +295,7 @@ struct Rows16 {
       for_rows([&](LaneRow row) {
         x.for_row(row, [&](int slot, float& z) {
           const float weight = softmax.cubic(z, rows.top[row]);
-          rows.sum[row] += z = counts(mine, slot) ? weight : 0.f;
+          rows.sum[row] += z = counts(mine[row], slot) ? weight : 0.f;
         });
       });
       add_weighted(acc, x, SharedTile<kV>{v.p + page * kPageSlots * kV});

@@ -107,10 +107,6 @@ struct Gated : Forward<bf16, false> {
   using WgmmaStage = WgmmaGatedStage<kRows, kColumns>;
 
   int y_columns() const { return columns / 2; }
-  __device__ static __nv_bfloat162 rounded_swiglu(float2 gate, float2 up) {
-    const auto rounded = [](float x) { return to_float(from_float<bf16>(x)); };
-    return __floats2bfloat162_rn(swiglu(rounded(gate.x), rounded(up.x)), swiglu(rounded(gate.y), rounded(up.y)));
-  }
 };
 
 // dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain continues what is there.

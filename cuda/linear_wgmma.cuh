@@ -98,6 +98,11 @@ struct WgmmaGatedStage : WgmmaWeightStage<kRows, kColumns, false> {
     copy_half(s.rank);
     if (s.blocks == 1) copy_half(1);
   }
+  // Returns SwiGLU of two neighbours, with the roundings of the separate ops.
+  __device__ static __nv_bfloat162 finish(float2 gate, float2 up) {
+    const auto rounded = [](float x) { return to_float(from_float<bf16>(x)); };
+    return __floats2bfloat162_rn(swiglu(rounded(gate.x), rounded(up.x)), swiglu(rounded(gate.y), rounded(up.y)));
+  }
 };
 // ... or kRows columns of dy and kColumns of x.
 template <int kRows, int kColumns>
@@ -222,7 +227,7 @@ __device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& 
         __nv_bfloat162 y;
         if constexpr (Block::Stage::kGated) {
           const float* const up = &total[m].tile[tile + kColumns / 16][j % 2 * 2];
-          y = p.rounded_swiglu(x, make_float2(up[0], up[1]));
+          y = Block::Stage::finish(x, make_float2(up[0], up[1]));
         } else {
           y = p.rounded_pair(c, x, before[j]);
         }

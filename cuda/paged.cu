@@ -123,8 +123,6 @@ __global__ void __launch_bounds__(kThreads) attend32(const Args<float> a) {
 
 // ---- bf16: four warps of 16 query rows, or that share 16
 
-constexpr int kRows16 = 64;
-
 // The memory of a block: query rows (rows alone: 16 and what warps share), a tile of keys and one of values.
 template <int kD, bool kAlone>
 struct Tiles16 {

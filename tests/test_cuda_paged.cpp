@@ -1,6 +1,7 @@
 // CUDA attention over pages has the bits of CUDA attention of packed sequences: rollout and learner read the same log-
 // probs.  In both types, for any division of a sequence into passes, any pages, batches and groups.
 #include <numeric>
+#include <set>
 
 #include "base/text.h"
 #include "kernel_call.h"
@@ -195,6 +196,80 @@ TEST(CudaPaged, ListedBlocksHaveTheBitsOfTheLearner) {
       const int64_t width = s.heads() * s.d, last = (c.slots - 1) * width;
       EXPECT_EQ(t["o"].bits(last, last + width), t["o of rows"].bits(last, last + width))
           << "block " << c.block << ", " << c.slots << " slots, D " << s.d;
+    }
+}
+
+// What neighbouring rows list: the same blocks, most of those of the row before, none of them.
+enum class Overlap { all, some, none };
+// For a row that sees `all` blocks; the last is its own.
+std::vector<int32_t> neighbour_list(Overlap overlap, int64_t row, int64_t kv_head, int64_t budget, int64_t all) {
+  std::set<int32_t> list = {static_cast<int32_t>(all - 1)};
+  const int64_t first = overlap == Overlap::all ? 1 : overlap == Overlap::some ? row : row * (budget - 1);
+  for (int64_t i = 0; std::ssize(list) < budget; i++)
+    list.insert(static_cast<int32_t>((first + kv_head + i * (overlap == Overlap::some ? 3 : 1)) % (all - 1)));
+  return {list.begin(), list.end()};
+}
+
+// Rows of one tile have the bits that each has in decoding, whatever its neighbours list, and however the rows are
+// divided into segments.  Every fifth row reads everything; of every third one scores rise by more than 64.
+TEST(CudaPaged, ListsOfNeighboursChangeNothing) {
+  struct Case {
+    PagedShape s;
+    int32_t block, slots, rows, budget;
+  };
+  for (const Case& c :
+       {Case{{6, 2, 128, 0}, 16, 403, 23, 5}, Case{{7, 1, 64, 0}, 4, 203, 21, 9}, Case{{1, 2, 64, 0}, 16, 389, 70, 4},
+        Case{{2, 1, 200, 8}, 4, 130, 33, 6}, Case{{70, 1, 24, 0}, 4, 90, 4, 3}, Case{{3, 1, 20, 0}, 4, 4291, 11, 30}})
+    for (Overlap overlap : {Overlap::all, Overlap::some, Overlap::none}) {
+      const PagedShape& s = c.s;
+      const int32_t first = c.slots - c.rows;
+      const int64_t pages = c.slots / 16 + 1, width = s.heads() * s.d;
+      Call t(table_kernels, DType::bf16);
+      const Tensor q = t.act("q", {c.slots, s.heads(), s.d}, s.gap);
+      for (int64_t i = 0; i < t["q"].size(); i++)
+        if (i / (t["q"].size() / c.slots) % 3 == 0) t["q"].set(i, t["q"].get(i) * 64);
+      const Tensor k = t.act("k", {c.slots, s.kv_heads, s.d}), v = t.act("v", {c.slots, s.kv_heads, s.d});
+      const Tensor pk = t.act("pk", {first, s.kv_heads, s.d}), pv = t.act("pv", {first, s.kv_heads, s.d});
+      copy_rows(t["k"], 0, t["pk"], 0, first), copy_rows(t["v"], 0, t["pv"], 0, first);
+      std::vector<int32_t> table(pages), lists(c.slots * s.kv_heads * c.budget, -1), budgets(c.slots, c.budget);
+      std::iota(table.rbegin(), table.rend(), 0);
+      const InPages in_pages(t, k, v, table);
+      std::string decoded;
+      for (int32_t row = first; row < c.slots; row++) {
+        if (row % 5 == 0) budgets[row] = INT32_MAX;
+        std::vector<int32_t> list;
+        for (int64_t h = 0; h < s.kv_heads; h++)
+          for (int32_t b : neighbour_list(overlap, row, h, c.budget, blocks_of(row + 1, c.block))) list.push_back(b);
+        std::copy(list.begin(), list.end(), lists.begin() + row * std::ssize(list));
+        const std::string name = cat("row ", row);
+        AttnPaged paged = in_pages.read(name, q, {{row, 1, row + 1, 0}}, s.scale());
+        paged.blocks = t.index("list of " + name, {1, s.kv_heads, c.budget}, list);
+        paged.budget = t.index("budget of " + name, {1}, {budgets[row]}), paged.block = c.block;
+        if (s.group <= 16) table_kernels.attn_paged(paged, {});
+        decoded += t[name].bits(row * width, (row + 1) * width);
+      }
+      const Tensor all_lists = t.index("lists", {c.slots, s.kv_heads, c.budget}, lists);
+      const Tensor all_budgets = t.index("budgets", {c.slots}, budgets);
+      std::string alone, lse_alone;
+      for (int32_t tile : {1, 5, 10, c.rows, 0}) {  // 0: behind a parent of another batch
+        std::vector<int32_t> segments;
+        for (int32_t i = first; i < c.slots; i += tile ? tile : c.rows)
+          segments.insert(segments.end(), {i, std::min(tile ? tile : c.rows, c.slots - i), 0, i});
+        const std::string name = cat("tiles of ", tile);
+        AttnFwd a{};
+        a.o = t.act_out(name, {c.slots, s.heads(), s.d}), a.lse = t.stat_out(name + ", lse", {c.slots, s.heads()});
+        a.q = q, a.k = k, a.v = v, a.pk = tile ? k : pk, a.pv = tile ? v : pv, a.pairs = 1, a.scale = s.scale();
+        a.segments = t.index(name + ", segments", {std::ssize(segments) / 4, 4}, segments);
+        a.blocks = all_lists, a.budget = all_budgets, a.block = c.block;
+        table_kernels.attn_fwd(a, {});
+        const std::string o = t[name].bits(first * width, c.slots * width);
+        const std::string lse = t[name + ", lse"].bits(first * s.heads(), c.slots * s.heads());
+        const std::string what = cat("group ", s.group, ", D ", s.d, ", ", c.block, " slots a block, overlap ",
+                                     static_cast<int>(overlap), ", ", name);
+        if (tile == 1) alone = o, lse_alone = lse;
+        EXPECT_EQ(o, s.group <= 16 ? decoded : alone) << what;
+        EXPECT_EQ(lse, lse_alone) << what;
+      }
     }
 }
 

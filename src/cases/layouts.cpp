@@ -192,12 +192,21 @@ std::vector<std::string> packed_sizes(bool blocks) {
 
 std::vector<int32_t> random_blocks(const std::vector<int64_t>& total, const std::vector<int32_t>& budget,
                                    int64_t kv_heads, int64_t room, int64_t block) {
+  // Runs of rows choose the same, so that ten rows read together 1.5 times the blocks of one, as in training
+  // (kv/blocks/union); the block of its own slot every row.
+  constexpr size_t kRun = 20;
+  const auto all_of = [&](size_t r) { return blocks_of(total[r], block); };
+  const auto like = [&](size_t r) {
+    const size_t first = r - r % kRun;
+    const bool one = total[r] - total[first] == static_cast<int64_t>(r - first);  // of one segment
+    return one && all_of(first) > budget[r] ? first : r;
+  };
   std::vector<int32_t> lists;
   for (size_t r = 0; r < total.size(); r++)
     for (int64_t h = 0; h < kv_heads; h++) {
-      const int64_t all = blocks_of(total[r], block);
-      if (Rng rng = choice_of(r * kv_heads + h); all > budget[r]) {
-        choose(lists, rng, 0, all - 1, budget[r] - 1);
+      const int64_t all = all_of(r), before = all_of(like(r));
+      if (Rng rng = choice_of(like(r) * kv_heads + h); all > budget[r]) {
+        choose(lists, rng, 0, before - 1, budget[r] - 1);
         lists.push_back(static_cast<int32_t>(all - 1));
       }
       lists.resize((r * kv_heads + h + 1) * room, -1);

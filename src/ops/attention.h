@@ -33,6 +33,9 @@ inline void check_lists(Contract& c, const Tensor& blocks, const Tensor& budget,
   c.index("budget", budget, {rows});
 }
 
+// Blocks that so many rows in a row read together, over those of one (kv/blocks/union: of ten 1.4 to 1.7).
+inline double read_together(double rows) { return 1 + .06 * rows; }
+
 inline double part(int64_t of, int64_t whole) {
   return whole > 0 ? std::min(1.0, static_cast<double>(of) / static_cast<double>(whole)) : 0;
 }
@@ -86,10 +89,10 @@ struct AttnFwd {
     return {4 * q.shape[1] * q.shape[2] * pairs, detail::total_bytes(q, k, v, segments, lists, blocks, budget),
             detail::total_bytes(o, lse)};
   }
-  // A block has 128 rows of a head.  With lists of blocks a warp has one row of a key head, and issues 105 / group
-  // times the instructions of a pair: 1575 for 64 slots, beside 478 for 16 rows of them, on half as many warps.
+  // A block has 128 rows of a head.  With lists of blocks it has 64 / group rows of a key head, and issues 3.4 times
+  // the instructions of a pair: 1630 for 64 slots of 16 rows, beside 478.
   Stretch stretch(int multiprocessors) const {
-    if (blocks) return {.flops = 105.0 / static_cast<double>(q.shape[1] / k.shape[1])};
+    if (blocks) return {.flops = 3.4 * detail::read_together(64.0 / static_cast<double>(q.shape[1] / k.shape[1]))};
     return {.flops = std::max(1.0, multiprocessors * detail::part(128 * extent.longest, pairs * q.shape[1]))};
   }
   auto outputs() const { return std::array{o, lse}; }
@@ -140,17 +143,22 @@ struct AttnBwd {
   // The keys have 8 of the 14 products of a pair.  With wgmma a block takes parts of up to 1024 rows and 128 keys of a
   // query head, one after another, and half of one is waited for at the end; list scheduling of the parts gives that
   // within 5 %.  With mma.sync a block has 128 keys of a key head, and walks over all rows that see them: where there
-  // are lists of blocks, heads are wide, or a device has no wgmma, which plans do not know.  Lists of blocks hide
-  // pairs, of which nearly all are computed: some row of a tile sees each slot.
+  // are lists of blocks, heads are wide, or a device has no wgmma, which plans do not know.  With lists of blocks,
+  // tiles of dq read together what AttnFwd's do, at 2.5 times the instructions of a pair; 64 keys meet the steps of 16
+  // rows that list one of them, at 1.9 times.
   Stretch stretch(int multiprocessors) const {
     constexpr double kOfKeys = 8.0 / 14;
-    const bool walks = blocks || q.shape[2] > 128;
     const int64_t K = k.shape[1], H = q.shape[1], run = std::min<int64_t>(1024, extent.rows);
     const double chain = multiprocessors * detail::part(128 * extent.readers, extent.pairs * K),
                  part = multiprocessors * detail::part(128 * run, extent.pairs * H);
-    const double hidden = blocks ? static_cast<double>(extent.pairs) / static_cast<double>(pairs) : 1;
-    const double keys = walks ? std::max(1.0, chain) : std::max(1 + part / 2, part);
-    return {.flops = hidden * (1 - kOfKeys + kOfKeys * keys)};
+    if (blocks) {
+      const double seen = static_cast<double>(extent.pairs) / static_cast<double>(pairs),
+                   met = std::min(seen, detail::read_together(16) * 64 / block);
+      return {.flops = (1 - kOfKeys) * 2.5 * detail::read_together(64.0 / static_cast<double>(H / K)) +
+                       kOfKeys * 1.9 * met * std::max(1.0, chain)};
+    }
+    const double keys = q.shape[2] > 128 ? std::max(1.0, chain) : std::max(1 + part / 2, part);
+    return {.flops = 1 - kOfKeys + kOfKeys * keys};
   }
   auto outputs() const { return std::array{dq, dk, dv, dpk, dpv}; }
 };

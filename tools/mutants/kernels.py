@@ -107,6 +107,7 @@ KNOWN = {
 
 # Headers that are damaged too, and the source that shows it.
 COMPILED = {"attention.cuh": "attention_fwd.cu", "attention_mma.cuh": "attention_fwd.cu",
+            "attention_lists.cuh": "attention_fwd.cu",
             "attention_wgmma.cuh": "attention_fwd.cu", "attention_bwd.cuh": "attention_bwd.cu",
             "attention_bwd_wgmma.cuh": "attention_bwd.cu", "fragment.cuh": "attention_fwd.cu",
             "compression.cuh": "compression_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu",

@@ -316,6 +316,7 @@ inline int __all_sync(unsigned mask, int p, CUEMU_LOC) {
   }
 CUEMU_ATOMIC(atomicAdd, old + v)
 CUEMU_ATOMIC(atomicMax, old < v ? v : old)
+CUEMU_ATOMIC(atomicOr, old | v)
 CUEMU_ATOMIC(atomicInc, old >= v ? 0 : old + 1)
 #undef CUEMU_ATOMIC
 
@@ -336,6 +337,7 @@ inline float __int_as_float(int u) { return cuemu::bits<float>(u); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 template <class A, class B>
 constexpr std::common_type_t<A, B> min(A a, B b) {
   return b < a ? b : a;
