@@ -488,14 +488,18 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a
 template <int kCount>
 __device__ __forceinline__ void fewer_registers() {
   static_assert(kCount % 8 == 0 && kCount >= 24 && kCount < 256);
-#ifndef CUEMU
+#ifdef CUEMU
+  cuemu::set_registers(kCount, false, cuemu::Loc::current());
+#else
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 #endif
 }
 template <int kCount>
 __device__ __forceinline__ void more_registers() {
   static_assert(kCount % 8 == 0 && kCount >= 24 && kCount < 256);
-#ifndef CUEMU
+#ifdef CUEMU
+  cuemu::set_registers(kCount, true, cuemu::Loc::current());
+#else
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 #endif
 }

@@ -60,6 +60,22 @@ __global__ void copy_ring(float* out, const float* in) {
   out[threadIdx.x] = sum;
 }
 
+// Two warpgroups take the registers that a third gives up.
+template <RegisterBug kBug>
+__global__ void move_registers(float* out, const float* in) {
+  const unsigned warp = threadIdx.x / 32;
+  if (warp >= 8) {
+    if (kBug == RegisterBug::gives_more)
+      fewer_registers<176>();
+    else if (kBug != RegisterBug::nobody_gives && (kBug != RegisterBug::one_warp_keeps || warp > 8) &&
+             (kBug != RegisterBug::one_lane || threadIdx.x % 32 == 0))
+      fewer_registers<40>();
+  } else {
+    more_registers<kBug == RegisterBug::too_many ? 240 : kBug == RegisterBug::one_warp_keeps ? 208 : 232>();
+  }
+  out[threadIdx.x] = in[threadIdx.x];
+}
+
 // The same by two blocks.  Of every four rows each copies two for itself, and of all four, two for both.
 template <ClusterBug kBug>
 __global__ void cluster_ring(float* out, const float* in) {
@@ -289,6 +305,12 @@ EMU_PRODUCT_BUGS(X)
 INSTANTIATE(group_product<false, false, ProductBug::none>)
 INSTANTIATE(group_product<true, true, ProductBug::none>)
 INSTANTIATE(group_product<true, false, ProductBug::none>)
+INSTANTIATE(move_registers<RegisterBug::none>)
+INSTANTIATE(move_registers<RegisterBug::too_many>)
+INSTANTIATE(move_registers<RegisterBug::nobody_gives>)
+INSTANTIATE(move_registers<RegisterBug::one_warp_keeps>)
+INSTANTIATE(move_registers<RegisterBug::gives_more>)
+INSTANTIATE(move_registers<RegisterBug::one_lane>)
 INSTANTIATE(left_in_registers<LeftBug::none>)
 INSTANTIATE(left_in_registers<LeftBug::no_fence>)
 INSTANTIATE(left_in_registers<LeftBug::overwritten>)

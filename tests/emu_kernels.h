@@ -71,11 +71,14 @@ enum class StoreBug { EMU_STORE_BUGS(X) };
 enum class CopyBug { EMU_COPY_BUGS(X) };
 enum class ProductBug { EMU_PRODUCT_BUGS(X) };
 #undef X
+enum class RegisterBug { none, too_many, nobody_gives, one_warp_keeps, gives_more, one_lane };
 enum class LeftBug { none, no_fence, overwritten };
 enum class FreshBug { none, no_fence, adds, never_begun };
 template <CopyBug kBug>
 void copy_ring(float* out, const float* in);
 Kernel copy_alone;
+template <RegisterBug kBug>  // of 384 threads
+void move_registers(float* out, const float* in);
 template <ClusterBug kBug>  // by clusters of two blocks
 void cluster_ring(float* out, const float* in);
 template <bool kMnMajorA, bool kMnMajorB, ProductBug kBug>

@@ -185,6 +185,23 @@ Run run_nine(Kernel* kernel) {
   return run(kernel, 1, kN, nullptr, 12 * 1024 + 512);
 }
 
+TEST(Emu, WarpgroupsTakeRegistersThatOthersGiveUp) {
+  for (const auto& [kernel, report] :
+       {std::pair<Kernel*, const char*>{move_registers<RegisterBug::none>, ""},
+        {move_registers<RegisterBug::too_many>, "wait in setmaxnreg.inc"},
+        {move_registers<RegisterBug::nobody_gives>, "wait in setmaxnreg.inc"},
+        {move_registers<RegisterBug::one_warp_keeps>, "of a warpgroup have another number"},
+        {move_registers<RegisterBug::gives_more>, "from 168 to 176 registers"},
+        {move_registers<RegisterBug::one_lane>, "setmaxnreg.dec"}})
+    in_all_orders([&, kernel = kernel, report = report] {
+      const Arch nine(90);
+      const auto r = run(kernel, 1, 384);
+      EXPECT_EQ(r.error == cudaSuccess, *report == 0) << r.report;
+      EXPECT_NE(r.report.find(report), std::string::npos) << r.report;
+      for (int i = 0; r.error == cudaSuccess && i < 384; i++) ASSERT_EQ(r.out[i], i);
+    });
+}
+
 TEST(Emu, TensorCopiesAndProductsInEveryOrder) {
   in_all_orders([] {
     const auto copied = run_nine(copy_ring<CopyBug::none>);

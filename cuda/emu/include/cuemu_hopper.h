@@ -27,6 +27,12 @@ void mbarrier_arrive_at(uint64_t* barrier, unsigned rank, Loc loc);
 void cluster_arrive(Loc loc);
 void cluster_wait(Loc loc);
 
+// ---- registers
+// setmaxnreg: the threads of a warpgroup have `count` registers each from now on.  Whoever asks for more waits until
+// others of the block have given up as many.  A block begins with as many as a multiprocessor has for its threads, a
+// multiple of 8 each.  Stricter: as a block ends, the warps of a warpgroup have the same number.
+void set_registers(unsigned count, bool more, Loc loc);
+
 // ---- tensor copies
 // Copies the box of `map` that begins at these coordinates, the innermost first, to shared memory; zeros stand for what
 // lies outside the tensor.  Its bytes count for the barrier.  The target holds NaNs until the copy lands, which is when

@@ -149,6 +149,8 @@ struct Warp {
 struct BlockState {
   Warp warps[32];
   std::vector<std::pair<uint64_t, uint64_t>> operands[8];  // of the products of each warpgroup
+  unsigned registers[32] = {};                             // of each thread, by warp; 0: as the block began
+  unsigned free_registers = 0;
   std::vector<CUtensorMap> prefetched;
   std::map<unsigned, Stores> stores;  // by thread
 };
@@ -407,6 +409,34 @@ void cluster_wait(Loc loc) {
   check::cluster_passed();
 }
 
+void set_registers(unsigned count, bool more, Loc loc) {
+  const char* const what = more ? "setmaxnreg.inc" : "setmaxnreg.dec";
+  expect_arch(what, loc);
+  constexpr unsigned kAll = 65536;  // of a multiprocessor
+  const unsigned at_first = std::min(kAll / g_block->n, 255u) / 8 * 8;
+  BlockState& s = state();
+  Thread* const me = g_thread;
+  unsigned& mine = s.registers[warp_id()];
+  if (count % 8 || count < 24 || count > 256) fail(loc, "%s: %u registers", what, count);
+  warp_collective(
+      ~0u, [](void**, uint32_t) {}, nullptr, what, loc);
+  if (mine == count) return;  // another lane has taken or given them
+  if (mine == 0) mine = at_first;
+  if (more ? count < mine : count > mine) fail(loc, "%s: from %u to %u registers", what, mine, count);
+  const auto needed = [&] { return mine < count ? (count - mine) * kWarp : 0; };
+  while (s.free_registers < needed()) {
+    me->what = what;
+    me->loc = loc;
+    me->mask = 0;
+    me->state = State::at_registers;
+    suspend();
+  }
+  s.free_registers += mine * kWarp - count * kWarp;
+  mine = count;
+  for (Thread& t : g_block->threads)
+    if (t.state == State::at_registers) make_ready(&t);
+}
+
 void prefetch_map(const CUtensorMap& map) {
   if (map.rank < 2 || map.rank > 3) fail({}, "prefetch.tensormap: not a tensor map");
   state().prefetched.push_back(map);  // (a parameter of the kernel: each thread has a copy)
@@ -579,6 +609,9 @@ void expect_nothing_in_flight(const Thread& t) {
   if (!products.empty()) fail(products[0].loc, "thread ended with wgmma products that it never waited for");
   if (t.arrived) fail({}, "thread ended without a wait for the barrier of the cluster at which it arrived");
   if (!t.block->has_returned()) return;
+  for (unsigned w = 0; w < t.block->n / kWarp; w++)
+    if (state.registers[w] != state.registers[w / 4 * 4])
+      fail({}, "setmaxnreg: warps %u and %u of a warpgroup have another number of registers", w / 4 * 4, w);
   check::block_returned();
   if (copies_in_flight(*t.block))
     fail({}, "TMA: %s ended before its copies landed: nobody waited for them", name_of(*t.block).c_str());

@@ -30,7 +30,17 @@ void fiber_started();             // the first call of fiber_main()
 void fiber_main();                // what fibers run (scheduler.cpp)
 
 // ---- the running blocks (scheduler.cpp)
-enum class State : uint8_t { unstarted, ready, running, at_barrier, at_warp_op, at_mbarrier, at_cluster, done };
+enum class State : uint8_t {
+  unstarted,
+  ready,
+  running,
+  at_barrier,
+  at_warp_op,
+  at_mbarrier,
+  at_cluster,
+  at_registers,
+  done
+};
 
 struct AsyncCopy {
   void* dst;
