@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/json_file.h"
 #include "comm/threads.h"
 #include "ops/logits.h"
 #include "tests/kernel_call.h"
@@ -173,6 +174,28 @@ TEST(Truncation, TheLossIsThatOfTheKeptIdsAlone) {
         for (int64_t v = 0; v < V; v++) EXPECT_NEAR(whole.gradient[v], want[v], bound) << "id " << v;
         EXPECT_NEAR(std::accumulate(whole.gradient.begin(), whole.gradient.end(), 0.0), 0, 10 * bound);
       });
+}
+
+// Log-prob, entropy, loss and gradient by JAX's autodiff, with the mask given (tools/make_truncated_golden.py).
+TEST(Truncation, GradientsAreThoseOfAutodiff) {
+  const nlohmann::json golden = read_json_file("tests/golden/truncated_losses.json");
+  const std::vector<double> row = golden["row"];
+  int kept_all = 0;
+  for (const nlohmann::json& c : golden["cases"]) {
+    const Truncation keep{c.value("top_k", 0), c.value("top_p", 1.f), c.value("min_p", 0.f)};
+    SCOPED_TRACE(c.dump());
+    EXPECT_EQ(kept_ids(row, 0.8f, keep), c["kept"].get<std::vector<int>>());
+    kept_all += c["kept"].size() == row.size();
+    on_tables([&](const Table& table, DType act) {
+      const double bound = act == DType::bf16 ? 3e-2 : act == DType::f32 ? 3e-6 : 1e-12;
+      const Loss got = loss_of(table, act, {row}, {c["target"]}, keep);
+      EXPECT_NEAR(got.logprob[0], c["logprob"].get<double>(), bound);
+      EXPECT_NEAR(got.entropy[0], c["entropy"].get<double>(), bound);
+      EXPECT_NEAR(got.loss[0], c["loss"].get<double>(), bound);
+      for (size_t v = 0; v < row.size(); v++) EXPECT_NEAR(got.gradient[v], c["gradient"][v].get<double>(), bound) << v;
+    });
+  }
+  EXPECT_EQ(kept_all, 2);  // the untruncated row, with both targets
 }
 
 // The gradient of the truncated log-prob: the set does not change at steps so small.
