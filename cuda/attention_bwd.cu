@@ -23,9 +23,8 @@
 // capability 9.0.
 //
 // Lists of blocks: pairs that are not listed are hidden.  In bf16 a tile of query_gradients_listed goes over the pages
-// that some of its rows lists (attention_lists.cuh), and key_gradients_bf16 over the steps of 16 rows of which some
-// lists a key of the tile: a step of products that is left out has added zeros.  f32 skips tiles without a visible
-// pair.
+// that some of its rows list (attention_lists.cuh), and key_gradients_bf16 over steps of 16 rows, some of which list a
+// key of the tile: a step that is left out would add zeros.  f32 skips tiles without a visible pair.
 //
 // Bytes: q, d_o once for each 64 keys, k, v once for each 64 query rows (128 with wgmma; from L2 for the most part).
 // Limited by the tensor cores and the exponentials, which overlap them with wgmma only; with mma.sync a prefix that
@@ -427,7 +426,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_bf16(const Args<bf16
 
 constexpr int kListedSlots = 32;  // of a stage: fewer make room for more blocks of threads
 
-// The same over the pages that some row of a tile lists.
+// The same over the pages that the rows of a tile list.
 template <int kD>
 __global__ void __launch_bounds__(kThreads) query_gradients_listed(const Args<bf16> a) {
   __shared__ ListMemory memory;

@@ -185,8 +185,8 @@ __device__ uint64_t keys_read(const BlockLists& b, const KeyTile& t, const Segme
   return (t.own ? of_run(g.row, i + 1, g.parent_len) : 0) | (t.parents ? of_run(g.parent_row, g.parent_len, 0) : 0);
 }
 
-// The pieces of kQueries own rows of a segment that a tile of keys goes over, each of one part, in the order of list.h:
-// all rows.
+// The pieces that a tile of keys goes over: kQueries own rows of a segment each, all of one part, in the order of
+// list.h.  These are all rows ...
 template <int kQueries>
 class AllPieces {
   const int begin_, tiles_, pieces_;
@@ -209,8 +209,8 @@ class AllPieces {
     return true;
   }
 };
-// Only steps of 16 rows of which some list a slot of the tile: a step of products that leaves out no row has the same
-// sums.
+// ... and these the steps of 16 rows, some of which list a slot of the tile.  Whole steps of products are left out, so
+// that the others have the same sums.
 template <int kQueries>
 class ListedPieces {
   static constexpr int kHeld = 32, kSteps = kRun / 16;  // runs of which the steps are known; steps of a run
