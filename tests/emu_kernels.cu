@@ -58,11 +58,15 @@ __global__ void early(float* out, const float* in) {
   s[threadIdx.x] = 1;  // shared memory is its own
   if (kBug == EarlyBug::reads) s[threadIdx.x] = in[threadIdx.x];
   if (kBug == EarlyBug::writes) out[threadIdx.x] = 0;
-  if (kBug == EarlyBug::copies && threadIdx.x % 4 == 0) copy_16(s + threadIdx.x, in + threadIdx.x);
+  if (kBug == EarlyBug::copies) {
+    __syncthreads();
+    if (threadIdx.x % 4 == 0) copy_16(s + threadIdx.x, in + threadIdx.x);
+  }
   if (kBug == EarlyBug::one_returns && threadIdx.x == kN - 1) return;
   cuemu::await_kernel_before(cuemu::Loc::current());
   cuemu::async_commit();
   cuemu::async_wait(0);
+  if (kBug == EarlyBug::copies) __syncthreads();
   out[threadIdx.x] = in[threadIdx.x] + s[threadIdx.x];
 }
 
