@@ -121,9 +121,9 @@ TEST(Rollout, PairsAreCountedOncePerSharedPromptAndTheLastTokenIsNotFedBack) {
   const ModelConfig c = config();
   auto& ledger = g.ledger.phases["main"];
   EXPECT_EQ(ledger["attn_paged"].cost.flops, 4 * c.heads * c.head_dim * c.layers * pairs);
-  EXPECT_EQ(
-      ledger["linear_fwd"].cost.flops,
-      2 * rows * c.layers * c.hidden * (c.qkv_width() + c.q_width() + 3 * c.ffn) + 2 * tokens * c.hidden * c.vocab);
+  EXPECT_EQ(ledger["linear_fwd"].cost.flops,
+            rows * c.layers * (2 * c.hidden * (c.qkv_width() + c.q_width() + 3 * c.ffn) + 5 * c.ffn) +
+                2 * tokens * c.hidden * c.vocab);
   EXPECT_EQ(g.rollout.stats().decoded_tokens, tokens);
   EXPECT_EQ(g.rollout.stats().finished, static_cast<int64_t>(completions.size()));
 }
