@@ -237,7 +237,7 @@ class ListedPieces {
   __device__ ListedPieces(const Args<bf16>& a, const KeyTile& t, const SegmentRow& g, int kv, int begin, Memory& m)
       : a_(a), t_(t), g_(g), kv_(kv), begin_(begin), runs_(ceil_div(g.len, kRun)), listed_(m.listed), run_(runs_) {}
 
-  // By all threads.
+  // Takes the next piece, or returns false.  By all threads.
   __device__ __forceinline__ bool take(Piece& p) {
     while (!left_) {
       if (++run_ >= runs_) {
@@ -398,7 +398,7 @@ __device__ __forceinline__ auto own_rows(const Tile& t, int first, int head) {
   return [&t, first, head](int i) { return QueryAt{first + i < t.len ? t.row + first + i : -1, head}; };
 }
 
-// What each brings to p and ds; nothing where there is no row.  at(i): QueryAt.
+// The terms that rows bring to p and ds, zeros where there is none.  at(i): QueryAt.
 struct QueryTerms {
   PerRow<float> lse = {}, delta = {};
   template <class At>

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) attn_bf16(const Args<bf16> a) {
 
 // ---- rows that read only the blocks of slots that they list, or, without a list, everything
 
-// What a block of the f32 kernel computes: own row blockIdx.x, heads blockIdx.z * kRows32 + [0, heads) of the group of
+// The work of a block of the f32 kernel: own row blockIdx.x, heads blockIdx.z * kRows32 + [0, heads) of the group of
 // key head blockIdx.y.
 struct Row {
   Tile t;

@@ -31,14 +31,14 @@ struct GroupTile : Tile {
     own = first / group;
     owns = (first + rows - 1) / group + 1 - own;
   }
-  // Of pair r: its own row of the segment, its row of q, its head, the slots that it sees.
+  // Return the own row of pair r in the segment, its row of q, its head, and the number of slots that it sees.
   __device__ __forceinline__ int own_of(int r) const { return (first + r) / group; }
   __device__ __forceinline__ int64_t row_of(int r) const { return row + own_of(r); }
   __device__ __forceinline__ int head(int r) const { return kv * group + (first + r) % group; }
   __device__ __forceinline__ int sees(int r) const { return slots_of(own_of(r)); }
   __device__ __forceinline__ int slots_of(int i) const { return parent_len + i + 1; }  // own row i
 
-  // How many slots pair r reads without a list, and, by a warp, the most that one does.
+  // Return the number of slots that pair r reads without a list, and, by a warp, the most that any pair does.
   __device__ __forceinline__ int without_list(const BlockLists& b, int r) const {
     return r < rows && !b.listed(row_of(r), sees(r)) ? sees(r) : 0;
   }
@@ -94,7 +94,7 @@ class ListedPages {
   __device__ ListedPages(const GroupTile& t, const BlockLists& b, ListMemory& m)
       : t_(t), b_(b), m_(m), slots_(t.slots_of(t.own + t.owns - 1)), in_page_(kPageSlots / b.block) {}
 
-  // Is a page left?  By all threads.
+  // Returns true if a page is left.  By all threads.
   __device__ __forceinline__ bool left() {
     while (next_ >= n_ && (window_ + ListMemory::kBlocks) * b_.block < slots_) open_window();
     return next_ < n_;
@@ -123,8 +123,8 @@ class ListedPages {
       }
     }
   }
-  // Which of their kSlots slots each of the 16 rows from `first` on lists; goes on to the pages behind them.  By a
-  // warp.
+  // Returns the slots, of the kSlots of the next pages, that each of the 16 rows from `first` on lists, and goes on to
+  // the pages behind them.  By a whole warp.
   template <int kSlots>
   __device__ __forceinline__ PerRow<Listed> take(int first) {
     constexpr int kEach = kSlots / kPageSlots / 2;  // pages of a lane, all of one row
@@ -144,7 +144,7 @@ class ListedPages {
 
  private:
   __device__ __forceinline__ int first_slot(int page) const { return (window_ + m_.pages[page]) * b_.block; }
-  // Bit i: pair r lists slot i of the page.
+  // Returns a bit for each slot of the page that pair r lists.
   __device__ __forceinline__ unsigned slots_of(int r, int page) const {
     const int block = m_.pages[page], behind = first_slot(page) + kPageSlots - t_.sees(r);
     const unsigned blocks = m_.listed[t_.own_of(r) - t_.own][block / 32] >> block % 32;

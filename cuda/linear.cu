@@ -270,7 +270,6 @@ void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, c
     launch_wgmma<kRows, kColumns, kParts>(op, tile.cluster, p, stream);
     taken = true;
   };
-  if constexpr (!std::is_same_v<Product, Gated>) take.template operator()<128, 128>();
   if constexpr (std::is_same_v<Product, Gated>) {
     take.template operator()<64, 64>();
     take.template operator()<128, 160>();
@@ -279,7 +278,9 @@ void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, c
     take.template operator()<256, 192>();
   } else if constexpr (std::is_same_v<Product, Head>) {
     take.template operator()<64, 128>();
+    take.template operator()<128, 128>();
   } else {
+    take.template operator()<128, 128>();
     if constexpr (!kGradient && !kParts) {
       take.template operator()<64, 32>();
       take.template operator()<64, 64>();

@@ -199,7 +199,7 @@ TEST(CudaPaged, ListedBlocksHaveTheBitsOfTheLearner) {
     }
 }
 
-// What neighbouring rows list: the same blocks, most of those of the row before, none of them.
+// The lists of neighbouring rows: the same blocks, most of those of the row before, none of them.
 enum class Overlap { all, some, none };
 // For a row that sees `all` blocks; the last is its own.
 std::vector<int32_t> neighbour_list(Overlap overlap, int64_t row, int64_t kv_head, int64_t budget, int64_t all) {

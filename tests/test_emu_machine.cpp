@@ -59,6 +59,10 @@ TEST(EmuMachine, WhatItLacksIsOneLine) {
   expect_error(Opened(75), name + "7.5: 8.0 at least is needed, for bfloat16; run with --device cpu");
   for (const char* wrong : {"2", "yes", "01", " 1"})
     expect_error(Opened(90, wrong), cat("PARE_WGMMA=", wrong, ": 1 to compute with wgmma, 0 to compute with mma.sync"));
+  setenv("PARE_EARLY", "on", 1);
+  const Opened not_early(90);
+  unsetenv("PARE_EARLY");
+  expect_error(not_early, "PARE_EARLY=on: 1 to launch kernels early, 0 to launch each when the one before has ended");
   expect_error(Opened(80, "1"), "PARE_WGMMA=1: " + name + "8.0: wgmma is of compute capability 9.0");
   expect_error(Opened(120, "1"), "PARE_WGMMA=1: " + name + "12.0: wgmma is of compute capability 9.0");
   expect_error(Opened(90, "1", 80),

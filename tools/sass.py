@@ -7,8 +7,10 @@
 A turn is the innermost loop that multiplies on tensor cores and waits for data.  All its instructions count, whether or
 not a turn executes them; a loop inside it counts once.  The baseline names the kernels, of compute capability 9.0 (9.0a).
 Fails when a turn has become longer, and when a kernel has another number of such loops; also when a kernel that waits for
-the one before (await_kernel_before) may touch device memory above that wait, where a compiler can move loads.  Needs cuobjdump of the CUDA
-Toolkit, in the PATH or named by CUOBJDUMP; without one it says so, and another release of nvcc is not compared.
+the one before (await_kernel_before) may touch device memory above that wait, where a compiler can move loads.
+
+Needs cuobjdump of the CUDA Toolkit, in the PATH or named by CUOBJDUMP; without one it says so, and another release of nvcc
+is not compared.
 """
 import argparse
 import glob
@@ -175,7 +177,8 @@ def main():
     elif worse:
         print("\n".join(worse))
         sys.exit(f"sass: {len(worse)} differences from {o.baseline}; if they are meant: make sass-update")
-    print(f"sass: hot loops of {sum(not n.startswith('#') for n in new)} kernels as in {o.baseline}; {early} kernels wait for the one before")
+    print(f"sass: hot loops of {sum(not n.startswith('#') for n in new)} kernels as in {o.baseline}; "
+          f"{early} kernels wait for the one before")
 
 
 if __name__ == "__main__":
