@@ -123,9 +123,9 @@ struct DotTile {
                         [&](int i, int d, const auto& x) { rows[d * kRowStep + i] = x.value(x.load(d)); });
   }
 
-  // Computes the first n_rows x n_columns products, or more.  vector(j): a Vector, for j < n_columns.  kTogether: those
-  // of eight columns lie together, from each multiple of eight on.
-  template <bool kTogether = true, class Get>
+  // Computes the first n_rows x n_columns products, or more.  vector(j): a Vector, for j < n_columns; those of eight
+  // columns lie together, from each multiple of eight on.
+  template <class Get>
   __device__ __forceinline__ void multiply(int n_rows, int n_columns, float scale, Get vector) const {
     const int row = threadIdx.x / kAcross * 4, column = threadIdx.x % kAcross * 4;
     const bool mine = row < n_rows && column < n_columns;
@@ -209,17 +209,14 @@ struct DotTile<bf16, kRows, kColumns> {
     });
   }
 
-  template <bool kTogether = true, class Get>
+  template <class Get>
   __device__ __forceinline__ void multiply(int n_rows, int n_columns, float scale, Get vector) const {
     const int warp = threadIdx.x / 32, row = warp % kDown * 16, column = warp / kDown * kOwn;
     const bool mine = row < n_rows && column < n_columns;
     // Eight columns from j on of a line, which is fetched while products are computed.
     constexpr int kEights = kColumns / 8, kStep = kThreads / kEights, kNext = kDepth / kStep;
     const int j = threadIdx.x % kEights * 8, line = threadIdx.x / kEights, present = n_columns - j;
-    constexpr int kVectors = kTogether ? 1 : 8;
-    decltype(vector(0)) y[kVectors] = {};
-    if (present > 0)
-      for (int e = 0; e < kVectors; e++) y[e] = vector(min(j + e, n_columns - 1));
+    const auto y = present > 0 ? vector(j) : decltype(vector(0)){};
     Pack<bf16> next[kNext];
     const auto fetch = [&](int first) {
 #pragma unroll
@@ -227,12 +224,7 @@ struct DotTile<bf16, kRows, kColumns> {
         const int d = first + line + i * kStep;
         next[i] = {};
         if (d >= head_dim || present <= 0) continue;
-        if constexpr (!kTogether)
-          for (int e = 0; e < 8; e++) next[i].v[e] = *y[e].at(d);
-        else if (present >= 8)
-          next[i] = load_pack<true>(y[0].at(d), 8);
-        else
-          next[i] = load_pack<false>(y[0].at(d), present);
+        next[i] = present >= 8 ? load_pack<true>(y.at(d), 8) : load_pack<false>(y.at(d), present);
       }
     };
     Accumulator<kOwn> sum = {};
@@ -269,6 +261,116 @@ using KeyTile = DotTile<T, kTileRows, kTileSlots>;  // keys or a window of queri
 template <class T>
 using QueryTile = DotTile<T, 16, 256>;           // queries with keys, a slot a thread
 constexpr int kQueries = 16, kSlots = kThreads;  // rows and columns of it
+
+// bf16: products of the keys of some slots, the own ones of a block, with those of all slots of their head.  A warp
+// owns 16 or 32 keys, factors that it keeps in registers.  The keys of all slots pass through a ring in shared memory,
+// kPiece slots at a time, as pages lie: a channel a line.  Results stay in registers: a lane of four has slots i with i
+// % 8 / 2
+// == lane.  Each product is one chain of k16 steps, d ascending.
+template <int kD>
+struct KeyProducts {
+  static constexpr int kOwnWarps = 4, kTiles = kD <= 128 ? 2 : 1;  // tiles of 16 own keys of a warp
+  static constexpr int kBlock = 32 * kOwnWarps, kWarpOwn = 16 * kTiles, kOwn = kOwnWarps * kWarpOwn;
+  static constexpr int kBlocks = kD <= 128 ? 3 : 2;           // of a multiprocessor, that registers must suffice for
+  static constexpr int kStages = 3, kPiece = 64, kPart = 32;  // slots of which a warp has the products at once
+  static_assert(kStages * kPiece >= kOwn && kOwnWarps * kPageSlots == kPiece);
+  static constexpr size_t bytes = kStages * kPiece * (kD * sizeof(bf16) + sizeof(float));
+  using Part = Accumulator<kPart>[kTiles];
+
+  const HeadPages pages;
+  const bf16* const k_pages;
+  const int head_dim, end;  // slots [0, end)
+  uint32_t factors[kTiles][kD / 16][4];
+  PerRow<float> inverse[kTiles];  // 1 / norm of own keys
+
+  __device__ KeyProducts(const HeadPages& pages, const bf16* k_pages, int head_dim, int end)
+      : pages(pages), k_pages(k_pages), head_dim(head_dim), end(end) {}
+
+  static __device__ __forceinline__ SharedTile<kPiece> keys(int stage) {
+    return {dynamic_smem<bf16>() + stage * kD * kPiece};
+  }
+  static __device__ __forceinline__ float* norms(int stage) {  // 1 / norm of its keys
+    return reinterpret_cast<float*>(keys(kStages).p) + stage * kPiece;
+  }
+  // Returns the number of the warp's first key among the own ones of the block.
+  static __device__ __forceinline__ int own() { return threadIdx.x / 32 * kWarpOwn; }
+
+  // Copies the keys of slots [first, first + kPiece) to a stage, a page a warp; zeros from `end` on and beyond the last
+  // channel.  Asynchronous, not yet committed.
+  __device__ __forceinline__ void fetch_keys(int stage, int first) const {
+    const int page = threadIdx.x / 32 * kPageSlots, eight = threadIdx.x % 2 * 8, channel = threadIdx.x % 32 / 2;
+    const int count = min(8, max(0, end - first - page - eight));
+    const bf16* const from = count > 0 ? key_at(k_pages, pages, first + page + eight, head_dim) : k_pages;
+    const auto copy = [&](auto bytes) {
+#pragma unroll
+      for (int d = 0; d < kD; d += 16)
+        cp_async_16(keys(stage).at(d + channel, page + eight), from + (d + channel) * kPageSlots, bytes(d + channel));
+    };
+    if (first + kPiece <= end && head_dim == kD)
+      copy([](int) { return 16; });
+    else
+      copy([&](int d) { return d < head_dim ? count * 2 : 0; });
+  }
+
+  // Takes the own keys and their norms from the first stages, between two barriers.
+  __device__ __forceinline__ void take_own() {
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < kTiles; t++) {
+      const int at = own() + 16 * t, stage = at / kPiece;
+#pragma unroll
+      for (int k = 0; k < kD / 16; k++)
+        load_a<Major::mn>(factors[t][k], [&](int i, int d) { return keys(stage).at(16 * k + d, at % kPiece + i); });
+      for_rows([&](LaneRow i) { inverse[t][i] = norms(stage)[at % kPiece + i]; });
+    }
+    __syncthreads();
+  }
+
+  // Calls f(first, s, norms) for each kPart slots from a page's first slot `base` on, in a warp that is not idle: s[t]
+  // has the products of own keys 16 t + [0, 16) with slots first + [0, kPart), and norms 1 / norm of these.
+  // fetch(stage, first) fetches keys and norms of a piece, and commits.
+  template <class Fetch, class F>
+  __device__ __forceinline__ void for_parts(int base, bool is_idle, Fetch fetch, F f) const {
+    for (int i = 0; i < kStages - 1; i++) fetch(i, base + i * kPiece);
+    for (int first = base, stage = 0; first < end; first += kPiece, stage = (stage + 1) % kStages) {
+      cp_async_wait<kStages - 2>();
+      __syncthreads();  // the piece is there, and the one before has been read
+      fetch((stage + kStages - 1) % kStages, first + (kStages - 1) * kPiece);
+      if (is_idle) continue;
+#pragma unroll 1
+      for (int at = 0; at < kPiece; at += kPart) {
+        Part s = {};
+#pragma unroll
+        for (int k = 0; k < kD / 16; k++)
+#pragma unroll
+          for (int c = 0; c < kPart; c += 16) {
+            uint32_t b[4];
+            load_b<Major::mn>(b, [&](int i, int d) { return keys(stage).at(16 * k + d, at + c + i); });
+#pragma unroll
+            for (int t = 0; t < kTiles; t++) s[t].add_product(c, factors[t][k], b);
+          }
+        f(first + at, s, norms(stage) + at);
+      }
+    }
+    cp_async_wait<0>();
+  }
+
+  // Returns the cosines of own key 16 t + i with two slots: products times norms.
+  __device__ __forceinline__ float2 cosines(int t, LaneRow i, float2 dot, const float* two_norms) {
+    const float2 norm = *reinterpret_cast<const float2*>(two_norms);
+    return make_float2(dot.x * (inverse[t][i] * norm.x), dot.y * (inverse[t][i] * norm.y));
+  }
+};
+// Calls f with the least constant kD >= head_dim.
+template <class F>
+void with_channels(int64_t head_dim, F f) {
+  if (head_dim <= 64)
+    f(std::integral_constant<int, 64>{});
+  else if (head_dim <= 128)
+    f(std::integral_constant<int, 128>{});
+  else
+    f(std::integral_constant<int, 256>{});
+}
 
 // Query heads of a key head: a tile of queries holds them all.
 inline int group_of(const char* op, int64_t heads, int64_t kv_heads) {

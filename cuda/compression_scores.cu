@@ -228,120 +228,53 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks)
   if (own < 64) x.store(a, e, column);
 }
 
-// bf16.  A warp owns 16 or 32 columns; their keys are factors that it keeps in registers.  The keys of all rows pass
-// through a ring in shared memory, kPiece slots at a time, as pages lie: a channel a line.  A lane of four has the
-// products of rows i with i % 8 / 2 == lane, which are its chain.
+// bf16: the kOwn columns of a tile.  A lane of four has the products of rows i with i % 8 / 2 == lane, which are its
+// chain.
 template <int kD>
-struct ColumnsOfS {
-  static constexpr int kOwnWarps = 4, kTiles = kD <= 128 ? 2 : 1;  // tiles of 16 columns of a warp
-  static constexpr int kBlock = 32 * kOwnWarps, kWarpOwn = 16 * kTiles, kOwn = kOwnWarps * kWarpOwn;
-  static constexpr int kBlocks = kD <= 128 ? 3 : 2;           // of a multiprocessor, that registers must suffice for
-  static constexpr int kStages = 3, kPiece = 64, kPart = 32;  // rows of which a warp has the sums at once
-  static_assert(kStages * kPiece >= kOwn);
-  static constexpr size_t bytes = kStages * kPiece * (kD * sizeof(bf16) + sizeof(float));
-
-  static __device__ __forceinline__ SharedTile<kPiece> keys(int stage) {
-    return {dynamic_smem<bf16>() + stage * kD * kPiece};
-  }
-  static __device__ __forceinline__ float* norms(int stage) {
-    return reinterpret_cast<float*>(keys(kStages).p) + stage * kPiece;
-  }
-  // Keys and norms of slots [first, first + kPiece), a page a warp; zeros from `end` on and beyond the last channel.
-  static __device__ __forceinline__ void fetch(int stage, int first, int end, const HeadPages& pages,
-                                               const bf16* k_pages, int head_dim, const float* norm) {
-    static_assert(kOwnWarps * kPageSlots == kPiece);
-    const int page = threadIdx.x / 32 * kPageSlots, eight = threadIdx.x % 2 * 8, channel = threadIdx.x % 32 / 2;
-    const int count = min(8, max(0, end - first - page - eight));
-    const bf16* const from = count > 0 ? key_at(k_pages, pages, first + page + eight, head_dim) : k_pages;
-    const auto copy = [&](auto bytes) {
-#pragma unroll
-      for (int d = 0; d < kD; d += 16)
-        cp_async_16(keys(stage).at(d + channel, page + eight), from + (d + channel) * kPageSlots, bytes(d + channel));
-    };
-    if (first + kPiece <= end && head_dim == kD)
-      copy([](int) { return 16; });
-    else
-      copy([&](int d) { return d < head_dim ? count * 2 : 0; });
+__global__ void __launch_bounds__(KeyProducts<kD>::kBlock, KeyProducts<kD>::kBlocks)
+    columns_of_s16(const RedundancyArgs a, const bf16* __restrict__ k_pages) {
+  using Products = KeyProducts<kD>;
+  constexpr int kTiles = Products::kTiles, kPiece = Products::kPiece;
+  const KvCompression e = a.compressions.get();
+  const int base = e.first / kPageSlots * kPageSlots, first_key = base + Products::kOwn * a.compressions.tile();
+  if (first_key >= e.slots || e.first >= e.slots - e.recent) return;
+  Products products(a.compressions.head_pages(), k_pages, a.head_dim, e.slots);
+  const auto fetch = [&](int stage, int first) {
+    products.fetch_keys(stage, first);
     if (const int at = threadIdx.x * 4; at < kPiece) {
-      const int count = min(4, max(0, end - first - at));
-      cp_async_16(norms(stage) + at, count > 0 ? norm + first + at : norm, count * 4);
+      const int count = min(4, max(0, e.slots - first - at));
+      const float* const norms = a.values(3);
+      cp_async_16(Products::norms(stage) + at, count > 0 ? norms + first + at : norms, count * 4);
     }
     cp_async_commit();
-  }
-};
-
-// The kOwn columns of a tile.
-template <int kD>
-__global__ void __launch_bounds__(ColumnsOfS<kD>::kBlock, ColumnsOfS<kD>::kBlocks)
-    columns_of_s16(const RedundancyArgs a, const bf16* __restrict__ k_pages) {
-  using S = ColumnsOfS<kD>;
-  constexpr int kTiles = S::kTiles, kPiece = S::kPiece, kPart = S::kPart;
-  const KvCompression e = a.compressions.get();
-  const int base = e.first / kPageSlots * kPageSlots, first_key = base + S::kOwn * a.compressions.tile();
-  if (first_key >= e.slots || e.first >= e.slots - e.recent) return;
-  const HeadPages pages = a.compressions.head_pages();
-  const auto fetch = [&](int stage, int first) {
-    S::fetch(stage, first, e.slots, pages, k_pages, a.head_dim, a.values(3));
   };
-  for (int i = 0; i < S::kOwn / kPiece; i++) fetch(i, first_key + i * kPiece);
+  for (int i = 0; i < Products::kOwn / kPiece; i++) fetch(i, first_key + i * kPiece);
   cp_async_wait<0>();
-  __syncthreads();
-  const int own = threadIdx.x / 32 * S::kWarpOwn, first_own = first_key + own;
-  uint32_t keys[kTiles][kD / 16][4];
-  PerRow<float> inverse[kTiles];
-  PerRow<Column> column[kTiles];
+  products.take_own();
+  const int first_own = first_key + Products::own();
+  PerRow<Column> column[kTiles] = {};
+  products.for_parts(base, first_own >= e.slots, fetch, [&](int begin, auto& s, const float* norms) {
+    const int end = begin + Products::kPart;
+    const bool whole =
+        begin > e.first && end <= e.slots && (end <= first_own || begin >= first_own + Products::kWarpOwn);
+    const auto add_up = [&](auto edge) {
+      constexpr bool masked = decltype(edge)::value;  // rows that are none, or the own ones, are among them
 #pragma unroll
-  for (int t = 0; t < kTiles; t++) {
-    const int at = own + 16 * t, stage = at / kPiece;
+      for (int t = 0; t < kTiles; t++)
+        s[t].for_pairs([&](LaneRow i, int c, float2 dot) {
+          const float2 cosine = products.cosines(t, i, dot, norms + c);
+          float two[2] = {cosine.x, cosine.y};
 #pragma unroll
-    for (int k = 0; k < kD / 16; k++)
-      load_a<Major::mn>(keys[t][k], [&](int i, int d) { return S::keys(stage).at(16 * k + d, at % kPiece + i); });
-    for_rows([&](LaneRow i) {
-      inverse[t][i] = S::norms(stage)[at % kPiece + i];
-      column[t][i] = {};
-    });
-  }
-  __syncthreads();
-  for (int i = 0; i < S::kStages - 1; i++) fetch(i, base + i * kPiece);
-  for (int row = base, stage = 0; row < e.slots; row += kPiece, stage = (stage + 1) % S::kStages) {
-    cp_async_wait<S::kStages - 2>();
-    __syncthreads();  // the piece is there, and the one before has been read
-    fetch((stage + S::kStages - 1) % S::kStages, row + (S::kStages - 1) * kPiece);
-    if (first_own >= e.slots) continue;
-#pragma unroll 1
-    for (int at = 0; at < kPiece; at += kPart) {
-      Accumulator<kPart> s[kTiles] = {};
-#pragma unroll
-      for (int k = 0; k < kD / 16; k++)
-#pragma unroll
-        for (int c = 0; c < kPart; c += 16) {
-          uint32_t b[4];
-          load_b<Major::mn>(b, [&](int i, int d) { return S::keys(stage).at(16 * k + d, at + c + i); });
-#pragma unroll
-          for (int t = 0; t < kTiles; t++) s[t].add_product(c, keys[t][k], b);
-        }
-      const int begin = row + at, end = begin + kPart;
-      const bool whole = begin > e.first && end <= e.slots && (end <= first_own || begin >= first_own + S::kWarpOwn);
-      const auto add_up = [&](auto edge) {
-        constexpr bool masked = decltype(edge)::value;  // rows that are none, or the own ones, are among them
-#pragma unroll
-        for (int t = 0; t < kTiles; t++)
-          s[t].for_pairs([&](LaneRow i, int c, float2 dot) {
-            const float2 norm = *reinterpret_cast<const float2*>(S::norms(stage) + at + c);
-            float two[2] = {dot.x * (inverse[t][i] * norm.x), dot.y * (inverse[t][i] * norm.y)};
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-              const int r = begin + c + j;
-              if (masked && r == first_own + 16 * t + i) two[j] = 0;
-              if (masked && (r < e.first || r >= e.slots)) continue;
-              column[t][i].add(two[j], r, two[j] > a.threshold || (masked && r == e.first));
-            }
-          });
-      };
-      whole ? add_up(std::false_type{}) : add_up(std::true_type{});
-    }
-  }
-  cp_async_wait<0>();
+          for (int j = 0; j < 2; j++) {
+            const int r = begin + c + j;
+            if (masked && r == first_own + 16 * t + i) two[j] = 0;
+            if (masked && (r < e.first || r >= e.slots)) continue;
+            column[t][i].add(two[j], r, two[j] > a.threshold || (masked && r == e.first));
+          }
+        });
+    };
+    whole ? add_up(std::false_type{}) : add_up(std::true_type{});
+  });
 #pragma unroll
   for (int t = 0; t < kTiles; t++)
     for_rows([&](LaneRow i) {
@@ -503,17 +436,14 @@ void kv_redundancy(const KvRedundancy& a, Stream stream) {
            args, k_pages);
   };
   const auto with16 = [&](auto channels) {
-    using S = ColumnsOfS<decltype(channels)::value>;
-    with(S::kOwn, columns_of_s16<decltype(channels)::value>, S::kBlock, S::bytes, a.k_pages.as<bf16>());
+    using Products = KeyProducts<decltype(channels)::value>;
+    with(Products::kOwn, columns_of_s16<decltype(channels)::value>, Products::kBlock, Products::bytes,
+         a.k_pages.as<bf16>());
   };
   if (a.k_pages.dtype == DType::f32)
     with(kTileRows, columns_of_s, kThreads, KeyTile<float>::bytes(head_dim), a.k_pages.as<float>());
-  else if (head_dim <= 64)
-    with16(std::integral_constant<int, 64>{});
-  else if (head_dim <= 128)
-    with16(std::integral_constant<int, 128>{});
   else
-    with16(std::integral_constant<int, 256>{});
+    with_channels(head_dim, with16);
   args.compressions.tiles = 1;
   launch(op, weigh_redundancy, {.grid = heads, .block = kThreads}, stream, args);
 }

@@ -1,17 +1,21 @@
 // Compaction with what is evicted merged into what stays (ops/merge.h: KvMerge, which states the formulas).
 //
-// Shapes of pages and keep: compression.cu.  links [E, K, 2, max_pages * 16] f32: by slot, of those that are evicted
-// the place in `keep` of the slot c(e) and its cosine (first: norms of keys, in bf16 1 / norm).  merged f32 [E, K,
-// max_keep, 2 D + 1]: rows of V and K of a kept slot after the merging, and whether anything came (1 or 0).  threshold
-// is changed in place.
+// Shapes of pages and keep: compression.cu.  nearest i32, cosines f32 [E, K, max_pages * 16]: by slot, of those that
+// are evicted the place in `keep` of the slot c(e) and its cosine (first: norms of keys, in bf16 1 / norm).  merged f32
+// [E, K, max_keep, 2 D + 1]: rows of V and K of a kept slot after the merging, and whether anything came (1 or 0).
+// threshold is changed in place.
 //
 // Order: ops/merge.h.  f32 has the bits of the `cpu` table.  In bf16 the cosines come from products on tensor cores,
 // all else is in f32.  One warp owns a kept slot and walks the evicted slots that come to it, ascending: no atomics.
 //
-// Launches: norms, the nearest kept slot of each evicted one (64 x 128 products at a time), for d2o the thresholds, the
-// merged rows, the compaction, and the merged rows over what it moved.  So the pages are read before anything is moved.
-// Limited by the products, 2 * K * D * evicted * kept, in bf16 by gathering the kept keys for them; the rest reads K
-// and V of the evicted slots once, and writes merged rows and reads them again.
+// Launches: norms, the nearest kept slot of each evicted one, for d2o the thresholds, the merged rows, the compaction,
+// and the merged rows over what it moved.  So the pages are read before anything is moved.
+//
+// The nearest slot, in bf16: KeyProducts, as for the redundancy of R-KV.  A warp owns 32 evicted keys, and the keys of
+// all slots pass by, where those that are evicted have the norm NaN, which no comparison takes: to read whole pages
+// costs products, slots / kept times, and saves gathering.  Bounds: the tensor cores, 2 * K * D * evicted * slots, and
+// five instructions on a product, about alike; in f32, 64 x 128 products at a time, of the kept ones alone.  The rest
+// reads K and V of the evicted slots once, and writes merged rows and reads them again.
 #include "compression.cuh"
 #include "ops/merge.h"
 
@@ -43,6 +47,7 @@ struct Division {
   __device__ __forceinline__ int kept_before(int j) const {
     return count([&](int i) { return keep[i] - first - i <= j; });
   }
+  __device__ __forceinline__ int evicted_slot(int j) const { return first + j + kept_before(j); }
 };
 
 template <class T>
@@ -50,9 +55,10 @@ struct MergeArgs {
   T *k, *v;
   const int32_t *pos, *keep, *dst, *threshold_row;
   Compressions compressions;
-  int64_t dst_stride, max_keep, row;  // row: of links
+  int64_t dst_stride, max_keep, row;  // row: of nearest and cosines
   int head_dim;
-  float *links, *merged, *threshold;
+  int32_t* nearest_slot;
+  float *cosines, *merged, *threshold;
   const float* rope;
   KvMergeKind kind;
   MergeKeys keys;
@@ -61,55 +67,114 @@ struct MergeArgs {
   __device__ __forceinline__ Division division(const KvCompression& e, int64_t pair) const {
     return {keep + pair * max_keep, e.first, e.slots, e.keep};
   }
-  // The links of a pair (compression, head), by slot.
-  __device__ __forceinline__ float* nearest(int64_t pair) const { return links + 2 * pair * row; }
-  __device__ __forceinline__ float* cosine(int64_t pair) const { return links + (2 * pair + 1) * row; }
+  // Of a pair (compression, head), by slot.
+  __device__ __forceinline__ int32_t* nearest(int64_t pair) const { return nearest_slot + pair * row; }
+  __device__ __forceinline__ float* cosine(int64_t pair) const { return cosines + pair * row; }
   __device__ __forceinline__ float* merged_row(int64_t pair, int kept) const {
     return merged + (pair * max_keep + kept) * (2 * head_dim + 1);
   }
 };
 
-// Finds the nearest kept slot of 64 evicted ones, blockIdx.y; 4 threads compare each of these with every kept slot.
-template <class T>
-__global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const MergeArgs<T> a) {
+// The nearest kept slot so far, slots ascending.
+struct Nearest {
+  float cosine = -INFINITY;
+  int which = -1;
+  __device__ __forceinline__ void offer(float x, int i) {
+    if (x >= cosine) *this = {x, i};
+  }
+  // Returns the nearest one of four neighbouring lanes.
+  __device__ __forceinline__ Nearest of_quad() const {
+    Nearest best = *this;
+    for (int o = 1; o < 4; o *= 2) {
+      const float x = __shfl_xor_sync(kAllLanes, best.cosine, o);
+      const int i = __shfl_xor_sync(kAllLanes, best.which, o);
+      if (x > best.cosine || (x == best.cosine && i > best.which)) best = {x, i};
+    }
+    return best;
+  }
+};
+
+// f32: finds the nearest kept slot of 64 evicted ones, a tile; 4 threads compare each of these with every kept slot.
+__global__ void __launch_bounds__(kThreads, kTileBlocks) find_nearest(const MergeArgs<float> a) {
+  using Tile = KeyTile<float>;
   const KvCompression e = a.compressions.get();
-  const Division slots = a.division(e, blockIdx.x);
-  const int begin = 64 * blockIdx.y, evicted = slots.evicted();
+  const int pair = a.compressions.pair();
+  const Division slots = a.division(e, pair);
+  const int begin = kTileRows * a.compressions.tile(), evicted = slots.evicted();
   if (begin >= evicted || e.keep == 0) return;
   const HeadPages pages = a.compressions.head_pages();
-  float *const nearest = a.nearest(blockIdx.x), *const cosine = a.cosine(blockIdx.x);
-  const auto key = [&](int slot) { return UnitKey<T>{key_at(a.k, pages, slot, a.head_dim), cosine[slot]}; };
-  const auto evicted_slot = [&](int j) { return e.first + j + slots.kept_before(j); };
-  const KeyTile<T> t(a.head_dim);
-  t.load_rows([&](int i) { return begin + i < evicted ? key(evicted_slot(begin + i)) : UnitKey<T>{}; });
+  float* const cosine = a.cosine(pair);
+  const auto key = [&](int slot) { return UnitKey<float>{key_at(a.k, pages, slot, a.head_dim), cosine[slot]}; };
+  const Tile t(a.head_dim);
+  t.load_rows([&](int i) { return begin + i < evicted ? key(slots.evicted_slot(begin + i)) : UnitKey<float>{}; });
   const int row = threadIdx.x / 4, part = threadIdx.x % 4;
-  const float inverse = begin + row < evicted ? cosine[evicted_slot(begin + row)] : 0.f;
-  float best = -INFINITY;
-  int which = -1;
-  for (int c = 0; c < e.keep; c += KeyTile<T>::kWidth) {
-    t.template multiply<false>(min(64, evicted - begin), e.keep - c, 1, [&](int j) { return key(slots.keep[c + j]); });
-    for (int i = part; begin + row < evicted && i < min(KeyTile<T>::kWidth, e.keep - c); i += 4) {
-      float x = t.z[row * KeyTile<T>::kColumnStep + i];
-      if (sizeof(T) == 2) x *= inverse * cosine[slots.keep[c + i]];
-      if (x >= best) {
-        best = x;
-        which = c + i;
-      }
-    }
+  Nearest best;
+  for (int c = 0; c < e.keep; c += Tile::kWidth) {
+    t.multiply(min(kTileRows, evicted - begin), e.keep - c, 1, [&](int j) { return key(slots.keep[c + j]); });
+    for (int i = part; begin + row < evicted && i < min(Tile::kWidth, e.keep - c); i += 4)
+      best.offer(t.z[row * Tile::kColumnStep + i], c + i);
   }
-  for (int o = 1; o < 4; o *= 2) {
-    const float x = __shfl_xor_sync(kAllLanes, best, o);
-    const int i = __shfl_xor_sync(kAllLanes, which, o);
-    if (x > best || (x == best && i > which)) {
-      best = x;
-      which = i;
-    }
-  }
+  best = best.of_quad();
   if (part != 0 || begin + row >= evicted) return;
   // Its norm, which lay here, is read by this block only, and no more.
-  const int slot = evicted_slot(begin + row);
-  nearest[slot] = static_cast<float>(which);
-  cosine[slot] = best;
+  const int slot = slots.evicted_slot(begin + row);
+  a.nearest(pair)[slot] = best.which;
+  cosine[slot] = best.cosine;
+}
+
+// bf16: that of kOwn evicted slots, a tile.
+template <int kD>
+__global__ void __launch_bounds__(KeyProducts<kD>::kBlock, KeyProducts<kD>::kBlocks)
+    find_nearest16(const MergeArgs<bf16> a) {
+  using Products = KeyProducts<kD>;
+  constexpr int kTiles = Products::kTiles, kPiece = Products::kPiece, kOwn = Products::kOwn;
+  const KvCompression e = a.compressions.get();
+  const int pair = a.compressions.pair();
+  const Division slots = a.division(e, pair);
+  const int begin = kOwn * a.compressions.tile(), evicted = slots.evicted();
+  if (begin >= evicted || e.keep == 0) return;
+  Products products(a.compressions.head_pages(), a.k, a.head_dim, e.slots);
+  float* const cosine = a.cosine(pair);
+  {  // the own keys
+    const int i = threadIdx.x % kOwn, stage = i / kPiece;
+    const bool is = begin + i < evicted;
+    const int slot = is ? slots.evicted_slot(begin + i) : e.first;
+    const bf16* const from = key_at(a.k, products.pages, slot, a.head_dim);
+#pragma unroll 8
+    for (int d = threadIdx.x / kOwn; d < kD; d += Products::kBlock / kOwn)
+      Products::keys(stage).at(d, i % kPiece)[i % 8] = is && d < a.head_dim ? from[d * kPageSlots] : bf16{};
+    if (threadIdx.x < kOwn) Products::norms(stage)[i % kPiece] = is ? cosine[slot] : 0.f;
+  }
+  products.take_own();
+  const auto fetch = [&](int stage, int first) {
+    products.fetch_keys(stage, first);
+    cp_async_commit();
+    if (threadIdx.x >= kPiece) return;
+    const int slot = first + static_cast<int>(threadIdx.x);
+    Products::norms(stage)[threadIdx.x] = slots.stays(slot) ? cosine[slot] : NAN;
+  };
+  PerRow<Nearest> best[kTiles] = {};
+  const int own = begin + Products::own();
+  products.for_parts(e.first / kPageSlots * kPageSlots, own >= evicted, fetch,
+                     [&](int first, auto& s, const float* norms) {
+#pragma unroll
+                       for (int t = 0; t < kTiles; t++)
+                         s[t].for_pairs([&](LaneRow i, int c, float2 dot) {
+                           const float2 two = products.cosines(t, i, dot, norms + c);
+                           best[t][i].offer(two.x, first + c);
+                           best[t][i].offer(two.y, first + c + 1);
+                         });
+                     });
+#pragma unroll
+  for (int t = 0; t < kTiles; t++)
+    for_rows([&](LaneRow i) {
+      const Nearest nearest = best[t][i].of_quad();
+      if (!leads_quad() || own + 16 * t + i >= evicted) return;
+      // Its norm, which lay here, is read by this block only, and no more.
+      const int slot = slots.evicted_slot(own + 16 * t + i);
+      a.nearest(pair)[slot] = slots.count([&](int j) { return slots.keep[j] < nearest.which; });
+      cosine[slot] = nearest.cosine;
+    });
 }
 
 // Updates d2o's threshold by the mean cosine.  One warp a compression, blockIdx.x; the lanes of its halves do the same.
@@ -257,10 +322,10 @@ struct Offer {
 
 template <class T>
 __device__ __forceinline__ Offer offer_of(const MergeArgs<T>& a, const Division& slots, int kept, float least, int j) {
-  const int slot = slots.first + j + slots.kept_before(j);
+  const int slot = slots.evicted_slot(j);
   const float w = a.cosine(blockIdx.x)[slot];
   const bool good = a.kind == KvMergeKind::d2o ? w >= least : w > 0;
-  return {slot, w, good && a.nearest(blockIdx.x)[slot] == static_cast<float>(kept)};
+  return {slot, w, good && a.nearest(blockIdx.x)[slot] == kept};
 }
 
 // Merges evicted slots into kept ones, a kept slot a warp; blockIdx.y counts blocks of them.
@@ -322,7 +387,8 @@ MergeArgs<T> merge_args(const KvMerge& a, const Compressions& compressions) {
   x.max_keep = c.keep.shape[2];
   x.row = c.src_pages.shape[1] * kPageSlots;
   x.head_dim = static_cast<int>(c.k_pages.shape[2]);
-  x.links = a.links.as<float>();
+  x.nearest_slot = a.nearest.as<int32_t>();
+  x.cosines = a.cosines.as<float>();
   x.merged = a.merged.as<float>();
   if (a.keys == MergeKeys::unrotated) x.rope = a.rope.as<float>();
   if (a.kind == KvMergeKind::d2o) {
@@ -350,10 +416,21 @@ void kv_merge(const KvMerge& a, Stream stream) {
     const MergeArgs<T> x = merge_args<T>(a, compressions);
     const unsigned heads = blocks(op, int64_t{compressions.count} * compressions.kv_heads, 1);
     const LaunchShape rows{.grid = dim3(heads, blocks(op, x.max_keep, kWarps)), .block = kThreads};
-    launch_key_norms<T>(op, compressions, c.k_pages, x.links + row, 2 * row, row, stream);
-    launch(op, find_nearest<T>,
-           {.grid = dim3(heads, blocks(op, row, 64)), .block = kThreads, .smem = KeyTile<T>::bytes(head_dim)}, stream,
-           x);
+    launch_key_norms<T>(op, compressions, c.k_pages, x.cosines, row, row, stream);
+    const auto find = [&](auto kernel, int own, int threads, size_t bytes) {
+      MergeArgs<T> tiles = x;
+      tiles.compressions.tiles = static_cast<int>(ceil_div<int64_t>(row, own));
+      launch(op, kernel,
+             {.grid = blocks(op, heads * int64_t{tiles.compressions.tiles}, 1), .block = threads, .smem = bytes},
+             stream, tiles);
+    };
+    if constexpr (sizeof(T) == 4)
+      find(find_nearest, kTileRows, kThreads, KeyTile<float>::bytes(head_dim));
+    else
+      with_channels(head_dim, [&](auto channels) {
+        using Products = KeyProducts<decltype(channels)::value>;
+        find(find_nearest16<decltype(channels)::value>, Products::kOwn, Products::kBlock, Products::bytes);
+      });
     if (a.kind == KvMergeKind::d2o)
       launch(op, next_threshold<T>, {.grid = static_cast<unsigned>(compressions.count), .block = 32}, stream, x);
     launch(op, head_dim <= 64 ? merge<T, 2> : head_dim <= 128 ? merge<T, 4> : merge<T, 8>, rows, stream, x);

@@ -208,7 +208,7 @@ void bounds(OpRun& r, const KvRedundancy& a) {
 }
 // Averages, or sums of at most as many values of size 5 as there are slots; the weights are cosines.
 void bounds(OpRun& r, const KvMerge& a) {
-  const double D = double(a.compact.k_pages.shape[2]), slots = double(a.links.shape[3]);
+  const double D = double(a.compact.k_pages.shape[2]), slots = double(a.cosines.shape[2]);
   const double error = 20 * chain(D) + chain(slots) * 20;
   r.bound(a.compact.v_pages, error * (1 + r.max_abs(a.compact.v_pages)));
   if (a.keys != MergeKeys::none) r.bound(a.compact.k_pages, error * 60);

@@ -228,7 +228,7 @@ TEST(Contract, OfCompressions) {
   KvCompact& c = a.compact;
   c.k_pages = f32({9, 2, 8, 16}), c.v_pages = f32({9, 2, 16, 8}), c.pos_pages = i32({9, 2, 16});
   c.keep = i32({1, 2, 5}), c.src_pages = c.dst_pages = i32({1, 3}), c.compressions = i32({1, 5});
-  a.kind = KvMergeKind::value, a.links = f32({1, 2, 2, 48}), a.merged = f32({1, 2, 5, 17});
+  a.kind = KvMergeKind::value, a.nearest = i32({1, 2, 48}), a.cosines = f32({1, 2, 48}), a.merged = f32({1, 2, 5, 17});
   EXPECT_EQ(refusal(&Device::kv_merge, a), "");
   a.kind = KvMergeKind::d2o;
   EXPECT_EQ(refusal(&Device::kv_merge, a), "kv_merge: threshold is absent, expected f32[0]");

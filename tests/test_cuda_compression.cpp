@@ -119,6 +119,7 @@ const std::pair<int64_t, KvCompression> kCases[] = {{20, {301, 37, 6, 160, 0}},
                                                     {64, {150, 5, 9, 20, 0}},
                                                     {80, {64, 0, 3, 3, 0}},
                                                     {128, {150, 5, 9, 90, 0}},
+                                                    {128, {420, 3, 5, 130, 0}},
                                                     {256, {301, 37, 6, 160, 0}}};
 
 TEST(CudaCompressions, RedundancyIsOfTensorCoreProductsInFourChains) {
@@ -198,7 +199,8 @@ TEST(CudaCompressions, TheNearestKeptSlotIsByTensorCoreProducts) {
     c.keep = t.index("keep", {1, 1, e.keep}, keep), c.src_pages = c.dst_pages = s.src_pages(t);
     c.compressions = s.compressions(t), c.work = s.work();
     a.kind = KvMergeKind::value, a.keys = MergeKeys::none;
-    a.links = t.stat_out("links", {1, 1, 2, s.pages.per_row * 16});
+    a.nearest = t.index_out("nearest", {1, 1, s.pages.per_row * 16});
+    a.cosines = t.stat_out("cosines", {1, 1, s.pages.per_row * 16});
     a.merged = t.stat_scratch("scratch", {1, 1, e.keep, 2 * d + 1});
     t.table.kv_merge(a, {});
     const Rows z = cosines(s.keys, s.keys);
@@ -207,8 +209,8 @@ TEST(CudaCompressions, TheNearestKeptSlotIsByTensorCoreProducts) {
       int best = 0;
       for (int j = 0; j < e.keep; j++)
         if (z[i][keep[j]] >= z[i][keep[best]]) best = j;
-      ASSERT_EQ(t["links"].get(i), best) << i << " of " << e.slots << " slots, " << d << " channels";
-      ASSERT_EQ(static_cast<float>(t["links"].get(s.pages.per_row * 16 + i)), z[i][keep[best]]);
+      ASSERT_EQ(t["nearest"].get(i), best) << i << " of " << e.slots << " slots, " << d << " channels";
+      ASSERT_EQ(static_cast<float>(t["cosines"].get(i)), z[i][keep[best]]);
     }
   }
 }

@@ -49,7 +49,8 @@ struct Merge {
     a.compact.src_pages = a.compact.dst_pages = r.index("pages", {1, pages}, table);
     a.compact.compressions = r.index("compressions", {1, 5}, flat(std::vector{e})), a.compact.work = kv_work(&e, 1);
     a.kind = kind, a.keys = merge_keys;
-    a.links = r.scratch("links", {1, 1, 2, pages * 16}, {});
+    a.nearest = r.index_scratch("nearest", {1, 1, pages * 16});
+    a.cosines = r.scratch("cosines", {1, 1, pages * 16}, {});
     a.merged = r.scratch("merged", {1, 1, kept, 2 * D + 1}, {});
     if (merge_keys == MergeKeys::unrotated) a.rope = r.in("rope", {int64_t(rope.size()) / D, D}, rope);
     a.threshold = r.inout("threshold", {1}, std::vector<double>{threshold});

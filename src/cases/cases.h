@@ -137,6 +137,9 @@ class Operands {
     return make_index(name, Use::in, shape, gap, v);
   }
   Tensor index_out(const std::string& name, const Shape& shape) { return make_index(name, Use::out, shape, 0, {}); }
+  Tensor index_scratch(const std::string& name, const Shape& shape) {
+    return make_index(name, Use::scratch, shape, 0, {});
+  }
   Tensor index_inout(const std::string& name, const Shape& shape, const std::vector<int32_t>& v) {
     return make_index(name, Use::inout, shape, 0, v);
   }

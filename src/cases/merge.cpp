@@ -19,7 +19,8 @@ Call kv_merge(Operands& o, const Dims& d) {
   a.compact = compact(o, d, v, v.pages.present(), 2, !v.regular);
   a.keys = keys ? MergeKeys::unrotated : MergeKeys::none;
   if (keys) a.rope = o.stat_in("rope", {v.regular ? kPageSlots : 3 * v.most_slots + 3, D});
-  a.links = o.stat_scratch("links", {E, K, 2, v.pages.per_row * kPageSlots});
+  a.nearest = o.index_scratch("nearest", {E, K, v.pages.per_row * kPageSlots});
+  a.cosines = o.stat_scratch("cosines", {E, K, v.pages.per_row * kPageSlots});
   a.merged = o.stat_scratch("merged", {E, K, v.most_kept, 2 * D + 1});
   if (a.kind == KvMergeKind::d2o) {  // the last compression's is its first
     std::vector<double> thresholds(static_cast<size_t>(E), 0.25);

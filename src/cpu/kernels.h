@@ -169,7 +169,8 @@ struct KvNearestArgs {
   const float* k_pages;
   const int32_t *pages, *keep;
   int64_t page_stride, head_dim;
-  float *nearest, *cosine;  // out, by slot, of those that are evicted: the place in `keep`, and the cosine
+  int32_t* nearest;  // out, by slot, of those that are evicted: the place in `keep`
+  float* cosine;     // and the cosine
 };
 struct LogitsLossArgs {
   float *logprob, *entropy, *loss, *kl;

@@ -18,8 +18,9 @@ struct Head {
   int64_t compression, h;
   int64_t kv_heads, head_dim;
   const int32_t *src, *keep;
-  float *nearest, *cosine;  // by slot
-  float* merged;            // [keep][2 head_dim + 1]: V, K, whether anything came (1 or 0)
+  int32_t* nearest;  // by slot
+  float* cosine;
+  float* merged;  // [keep][2 head_dim + 1]: V, K, whether anything came (1 or 0)
 
   int64_t at(int64_t slot) const { return (src[slot / kPageSlots] * kv_heads + h) * kPageSlots + slot % kPageSlots; }
   const float* value(int64_t slot) const { return a.compact.v_pages.as<float>() + at(slot) * head_dim; }
@@ -73,7 +74,7 @@ void merge_nearest(const Head& m, float threshold) {
   m.evicted([&](int64_t s) {
     float w = m.cosine[s];
     if (by_value ? !(w > 0) : !(w >= threshold)) return;
-    const int64_t c = static_cast<int64_t>(m.nearest[s]);
+    const int64_t c = m.nearest[s];
     const float* const from = m.value(s);
     float* const r = m.started(c);
     if (by_value) {
@@ -138,7 +139,7 @@ void kv_merge(const KvMerge& a, Stream stream) {
   const int32_t* const src = pages_before(op, c.src_pages, compressions, n, pages);
   const int32_t* const dst = pages_after(op, c.dst_pages, compressions, n, pages);
   const int32_t* const keep = c.keep.as<int32_t>();
-  float *const links = a.links.as<float>(), *const merged = a.merged.as<float>();
+  float* const merged = a.merged.as<float>();
   const bool d2o = a.kind == KvMergeKind::d2o;
   float* const threshold = d2o ? a.threshold.as<float>() : nullptr;
   const int32_t* const state = d2o ? index(op, "threshold_row", a.threshold_row, a.threshold.shape[0]) : nullptr;
@@ -157,8 +158,8 @@ void kv_merge(const KvMerge& a, Stream stream) {
                      .head_dim = D,
                      .src = src + i / K * c.src_pages.stride[0],
                      .keep = keep + i * max_keep,
-                     .nearest = links + 2 * i * row,
-                     .cosine = links + (2 * i + 1) * row,
+                     .nearest = a.nearest.as<int32_t>() + i * row,
+                     .cosine = a.cosines.as<float>() + i * row,
                      .merged = merged + i * max_keep * (2 * D + 1)});
   }
   const int64_t pieces = n * K;

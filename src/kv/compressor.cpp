@@ -119,21 +119,22 @@ void Compressor::move(const KvCompact& compact, std::span<const Due> due, Arena&
   std::vector<int32_t> threshold_rows;
   for (const Due& d : due) threshold_rows.push_back(d.run->sequence * cache_.layers() + d.layer);
   const auto n = static_cast<int64_t>(due.size()), heads = model_.config.kv_heads;
+  const int64_t slots = compact.src_pages.shape[1] * kPageSlots;
   const Tensor rows = scratch.alloc("kv.threshold_rows", DType::i32, {n});
   device.upload({.dst = rows, .src = threshold_rows.data()});
   const bool d2o = spec_.merge.method == KvMergeMethod::d2o;
-  device.kv_merge(
-      {.compact = compact,
-       .kind = d2o ? KvMergeKind::d2o : KvMergeKind::value,
-       .keys = spec_.merge.keys,
-       .links = scratch.alloc("kv.links", model_.stat, {n, heads, 2, compact.src_pages.shape[1] * kPageSlots}),
-       .merged =
-           scratch.alloc("kv.merged", model_.stat, {n, heads, compact.keep.shape[2], 2 * model_.config.head_dim + 1}),
-       .rope = spec_.merge.keys == MergeKeys::unrotated ? model_.rotation : Tensor{},
-       .threshold = threshold_,
-       .threshold_row = d2o ? rows : Tensor{},
-       .ema_old = static_cast<float>(spec_.merge.d2o_ema),
-       .ema_new = static_cast<float>(1 - spec_.merge.d2o_ema)});
+  device.kv_merge({.compact = compact,
+                   .kind = d2o ? KvMergeKind::d2o : KvMergeKind::value,
+                   .keys = spec_.merge.keys,
+                   .nearest = scratch.alloc("kv.nearest", DType::i32, {n, heads, slots}),
+                   .cosines = scratch.alloc("kv.cosines", model_.stat, {n, heads, slots}),
+                   .merged = scratch.alloc("kv.merged", model_.stat,
+                                           {n, heads, compact.keep.shape[2], 2 * model_.config.head_dim + 1}),
+                   .rope = spec_.merge.keys == MergeKeys::unrotated ? model_.rotation : Tensor{},
+                   .threshold = threshold_,
+                   .threshold_row = d2o ? rows : Tensor{},
+                   .ema_old = static_cast<float>(spec_.merge.d2o_ema),
+                   .ema_new = static_cast<float>(1 - spec_.merge.d2o_ema)});
 }
 
 }  // namespace pare

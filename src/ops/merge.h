@@ -28,7 +28,8 @@ struct KvMerge {
   KvCompact compact;
   KvMergeKind kind;
   MergeKeys keys;        // none for value, which does not touch K
-  Tensor links;          // stat [E, K, 2, max_pages * 16] workspace
+  Tensor nearest;        // i32 [E, K, max_pages * 16] workspace: by slot e, the place of c(e) in `keep`
+  Tensor cosines;        // stat, the same shape, workspace: s_e
   Tensor merged;         // stat [E, K, max_keep, 2 * D + 1] workspace
   Tensor rope;           // stat [positions, D], for unrotated keys, else absent
   Tensor threshold;      // stat [T] acc, for d2o, else absent
@@ -38,7 +39,8 @@ struct KvMerge {
     const int64_t E = compact.compressions.shape[0], K = compact.k_pages.shape[1], D = compact.k_pages.shape[2];
     compact.check(c);
     c.that(keys == MergeKeys::none || kind != KvMergeKind::value, "this kind of merging leaves keys alone");
-    c.stat("links", links, {E, K, 2, compact.src_pages.shape[1] * kPageSlots});
+    c.index("nearest", nearest, {E, K, compact.src_pages.shape[1] * kPageSlots});
+    c.stat("cosines", cosines, {E, K, compact.src_pages.shape[1] * kPageSlots});
     c.stat("merged", merged, {E, K, compact.keep.shape[2], 2 * D + 1});
     if (keys == MergeKeys::unrotated) {
       c.that(D % 2 == 0, "k_pages is ", compact.k_pages, ", expected an even head dim");

@@ -45,7 +45,7 @@ void kv_nearest(const KvNearestArgs& a, const KvCompression& e, float* scratch) 
       for (int64_t i = 1; i < 16; i++)
         if (cosine[i] > cosine[lane] || (cosine[i] == cosine[lane] && kept[i] > kept[lane])) lane = i;
       a.cosine[base + evicted[r]] = cosine[lane];
-      a.nearest[base + evicted[r]] = kept[lane];
+      a.nearest[base + evicted[r]] = static_cast<int32_t>(kept[lane]);
     }
   }
 }
