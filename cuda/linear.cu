@@ -4,8 +4,9 @@
 // Order: f32 is one chain of fused multiply-adds per element of the result, k ascending, and has the bits of the `cpu`
 // table.  bf16 goes through the tensor cores in parts of k (linear_part; linear_mma.cuh, linear_wgmma.cuh).  Of y and
 // dx, a row's bits depend on nothing but the row and the weight.  The parts of dw are each 4096 rows of a call, one
-// launch, and are added to it ascending: calls that are cut at multiples of 4096 rows give the same bits, other splits
-// into micro-batches do not.  A call's sums are added to dbias once.
+// launch, and are added to it ascending, on compute capability 9.0 by memory itself (tensor_add), whose rounding all
+// kernels take over: calls that are cut at multiples of 4096 rows give the same bits, other splits into micro-batches do
+// not.  A call's sums are added to dbias once.
 //
 // Bytes: every operand once for each 64 rows or columns of the result (few rows: 16; wgmma: 128 rows, up to 256
 // columns), from L2 for the most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the
@@ -33,6 +34,7 @@ struct Forward {
   using Stage = WeightStage<kRows, kTranspose>;
   template <int kRows, int kColumns>
   using WgmmaStage = WgmmaWeightStage<kRows, kColumns, kTranspose>;
+  using Result = T;
 
   T* y;
   const T *x, *packed, *bias, *residual;  // bias and residual may be null; residual may be y
@@ -43,7 +45,7 @@ struct Forward {
   float* sums;
   unsigned* arrivals;
 
-  int y_columns() const { return columns; }
+  Results<T> results() const { return {y, y_stride, columns}; }
   // Returns true if tensor copies can store y.
   bool stores_by_boxes() const {
     return pairs && columns % 2 == 0 && y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
@@ -71,14 +73,15 @@ struct Forward {
       if (column + 1 < columns) finish(row, column + 1, sum.y);
       return;
     }
-    *reinterpret_cast<__nv_bfloat162*>(&y[row * y_stride + column]) = rounded_pair(column, sum, before);
+    *reinterpret_cast<__nv_bfloat162*>(&y[row * y_stride + column]) = rounded_pair(bias, residual, column, sum, before);
   }
-  __device__ __nv_bfloat162 rounded_pair(int column, float2 sum, __nv_bfloat162 before) const {
-    if (bias && column < columns) {
+  __device__ __nv_bfloat162 rounded_pair(bool has_bias, bool has_residual, int column, float2 sum,
+                                         __nv_bfloat162 before) const {
+    if (has_bias && column < columns) {
       sum.x += to_float(bias[column]);
       sum.y += to_float(bias[column + 1]);
     }
-    if (residual) {
+    if (has_residual) {
       sum.x += to_float(before.x);
       sum.y += to_float(before.y);
     }
@@ -87,6 +90,16 @@ struct Forward {
   __device__ __nv_bfloat162 before_pair(int row, int column) const {
     if (!residual || !is_pair(column)) return {};
     return *reinterpret_cast<const __nv_bfloat162*>(&residual[row * residual_stride + column]);
+  }
+  // Calls f(has_bias, has_residual) with constants, but for a bias beside a residual, which no model here has.
+  template <class F>
+  __device__ void with_addends(F f) const {
+    if (residual)
+      f(!kTranspose && bias, true);
+    else if (!kTranspose && bias)
+      f(true, false);
+    else
+      f(false, false);
   }
 
  private:
@@ -99,6 +112,11 @@ struct Head : Forward<bf16, false> {
   const int32_t* target;  // [rows], or null
   float temperature;
   bool stores;  // the logits
+
+  template <class F>
+  __device__ void with_addends(F f) const {
+    f(false, false);
+  }
 };
 
 // Gates and ups, `columns` together: y are their SwiGLU.
@@ -106,7 +124,7 @@ struct Gated : Forward<bf16, false> {
   template <int kRows, int kColumns>
   using WgmmaStage = WgmmaGatedStage<kRows, kColumns>;
 
-  int y_columns() const { return columns / 2; }
+  Results<bf16> results() const { return {y, y_stride, columns / 2}; }
 };
 
 // dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain continues what is there.
@@ -116,6 +134,7 @@ struct WeightGradient {
   using Stage = RowStage;
   template <int kRows, int kColumns>
   using WgmmaStage = WgmmaRowStage<kRows, kColumns>;
+  using Result = float;
   static constexpr bool kContinues = std::is_same_v<T, float>;
 
   float* dw;
@@ -126,16 +145,19 @@ struct WeightGradient {
   bool pairs;                               // dw has 8-byte words in even columns
 
   static constexpr int apart() { return 0; }
+  Results<float> results() const { return {dw, columns, columns}; }
+  // Returns true if tensor copies can add to dw.
+  bool stores_by_boxes() const { return columns % 4 == 0 && reinterpret_cast<uintptr_t>(dw) % 16 == 0; }
   __device__ float a(int k, int row) const { return to_float(dy[k * dy_stride + row]); }
   __device__ float b(int k, int column) const { return to_float(x[k * x_stride + column]); }
   __device__ float start(int row, int column) const { return dw[int64_t{row} * columns + column]; }
   __device__ void finish(int row, int column, float sum) const {
     float& to = dw[int64_t{row} * columns + column];
-    to = kContinues ? sum : to + sum;
+    to = kContinues ? sum : add_flushing(to, sum);
   }
   __device__ void finish_pair(int row, int column, float2 sum, float2 before) const {
     if (pairs) {
-      const float2 after = {before.x + sum.x, before.y + sum.y};
+      const float2 after = {add_flushing(before.x, sum.x), add_flushing(before.y, sum.y)};
       *reinterpret_cast<float2*>(&dw[int64_t{row} * columns + column]) = after;
     } else {
       finish(row, column, sum.x);

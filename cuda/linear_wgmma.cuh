@@ -147,25 +147,34 @@ struct WgmmaBlock {
   static constexpr int kStored = Stage::kGated ? kColumns / 2 : kColumns;  // columns of a tile of y
   static constexpr int kConsumers = kRows / kDown / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
   // Up to 226 KiB of shared memory, or 105 for each of the two blocks that then share a multiprocessor.
-  static constexpr int kBlocks = kColumns > 64 || kParts ? 1 : 2,
-                       kStages = std::min<int>(6, (kBlocks == 2 ? 96 : 204) * 1024 / sizeof(Stage));
-  // Each warp rounds its results into boxes of 16 rows and kBox columns and stores those from there: as many boxes at
-  // once as fit beside the stages.
-  static constexpr int kBox = kColumns <= 64      ? 32
-                              : kStored % 64 == 0 ? 64
-                              : kStored % 48 == 0 ? 48
-                                                  : kStored,
-                       kBoxes = kStored / kBox * kDown,
+  static constexpr bool kAdds = std::is_same_v<typename Product::Result, float>;  // results of twice the bytes
+  static constexpr int kBlocks = kColumns > 64 || kParts ? 1 : 2, kStages = std::min<int>(6, (kBlocks == 2 ? 96
+                                                                                              : kAdds      ? 168
+                                                                                                           : 204) *
+                                                                                                 1024 / sizeof(Stage));
+  // Each warp puts its results into boxes of 16 rows and kBox columns, which tensor copies store, or add to what is
+  // there: as many boxes at once as fit beside the stages.
+  static constexpr int kBox = kColumns <= 64 || kAdds ? 32
+                              : kStored % 64 == 0     ? 64
+                              : kStored % 48 == 0     ? 48
+                                                      : kStored,
+                       kBoxes = kStored / kBox * kDown, kBoxBytes = 16 * kBox * sizeof(typename Product::Result),
                        kBuffers = std::min<int>(kBoxes, ((kBlocks == 2 ? 104 : 225) * 1024 - kStages * sizeof(Stage)) /
-                                                            (kConsumers * 32 * kBox));
+                                                            (kConsumers * kBoxBytes));
   static_assert(kBuffers > 0 && kStored % kBox == 0);
   struct Shared {
-    alignas(1024) bf16 boxes[kConsumers][kBuffers][16 * kBox];
+    alignas(1024) typename Product::Result boxes[kConsumers][kBuffers][16 * kBox];
     Ring<Stage, kStages> ring;
   };
 };
 
-// Tensor maps of the operands, and of the result if it is stored by boxes.
+template <class T>
+struct Results {
+  T* data;
+  int64_t stride;  // between rows
+  int columns;
+};
+// Tensor maps of the operands, and of the results if they leave by boxes.
 struct WgmmaMaps {
   CUtensorMap a, b, y;
   bool by_boxes;
@@ -185,19 +194,16 @@ __device__ __forceinline__ int2 first_of_tile(int rows, int columns, int i, Shar
   return {((band * row_tiles + i % in_band) * s.blocks + s.rank) * kRows, i / in_band * kColumns};
 }
 
-// Rounds the results of a warp and stores them by boxes: total[m] has those of 16 rows from row + m 64 on, and columns
-// from `column` on; of gates and ups it has both halves, and `column` is that of y.
-template <class Block, class Product, int kDown, int kColumns>
-__device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& map,
-                                           const Accumulator<kColumns> (&total)[kDown], typename Block::Shared& shared,
-                                           int row, int column) {
-  constexpr int kBox = Block::kBox, kAcross = Block::kStored / kBox, kPairs = kBox / 4,
-                kTogether = kColumns * kDown > 192 ? 4 : kPairs;  // whose addends are loaded at once
+// Calls fill(box, m, n) for each box of a warp's results, those of 16 rows from m 64 on and of kBox columns from n on,
+// and send(x, y, box) when it is full: x and y are where it begins, as that of m = n = 0 begins at `column` and `row`.
+template <class Block, class Fill, class Send>
+__device__ __forceinline__ void for_boxes(typename Block::Shared& shared, int row, int column, Fill fill, Send send) {
+  constexpr int kAcross = Block::kStored / Block::kBox;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < Block::kBoxes; i++) {
-    const int m = i / kAcross, n = i % kAcross * kBox, first_row = row + m * 64, first_column = column + n;
-    bf16* const box = shared.boxes[threadIdx.x / 32][i % Block::kBuffers];
+    const int m = i / kAcross, n = i % kAcross * Block::kBox;
+    auto* const box = shared.boxes[threadIdx.x / 32][i % Block::kBuffers];
     if (lane == 0) {
       if (i == 0)  // those of the tile before have long been read
         store_wait_read<0>();
@@ -205,6 +211,27 @@ __device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& 
         store_wait_read<Block::kBuffers - 1>();
     }
     __syncwarp();
+    fill(box, m, n);
+    fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) {
+      send(column + n, row + m * 64, box);
+      store_commit();
+    }
+  }
+}
+
+// Rounds the results of a warp and stores them by boxes: total[m] has those of 16 rows from row + m 64 on, and columns
+// from `column` on; of gates and ups it has both halves, and `column` is that of y.  The last two are constants, for
+// each of which this is compiled.
+template <class Block, class Product, int kDown, int kColumns>
+__device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& map,
+                                           const Accumulator<kColumns> (&total)[kDown], typename Block::Shared& shared,
+                                           int row, int column, bool has_bias, bool has_residual) {
+  constexpr int kBox = Block::kBox, kPairs = kBox / 4,
+                kTogether = kColumns * kDown > 192 ? 4 : kPairs;  // whose addends are loaded at once
+  const int lane = threadIdx.x % 32;
+  const auto fill = [&](bf16* box, int m, int n) {
 #pragma unroll
     for (int first = 0; first < kPairs; first += kTogether) {
       // f(pair, row, column, values, tile of 8 columns) for kTogether pairs of the box.
@@ -214,13 +241,13 @@ __device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& 
           const LaneRow r{j % 2};
           const int tile = n / 8 + (first + j) / 2;
           const float* const x = &total[m].tile[tile][r.i * 2];
-          f(j, first_row + r, column + lane_column(tile), make_float2(x[0], x[1]), tile);
+          f(j, row + m * 64 + r, column + lane_column(tile), make_float2(x[0], x[1]), tile);
         }
       };
-      decltype(p.before_pair(0, 0)) before[kTogether];
-      if constexpr (!Block::Stage::kGated)
+      decltype(p.before_pair(0, 0)) before[kTogether] = {};
+      if (has_residual)
         for_pairs([&](int j, int r, int c, float2, int) {
-          before[j] = r < p.rows && c < p.columns ? p.before_pair(r, c) : decltype(p.before_pair(0, 0)){};
+          if (r < p.rows && c < p.columns) before[j] = p.before_pair(r, c);
         });
       uint32_t rounded[4];
       for_pairs([&](int j, int, int c, float2 x, int tile) {
@@ -229,7 +256,7 @@ __device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& 
           const float* const up = &total[m].tile[tile + kColumns / 16][j % 2 * 2];
           y = Block::Stage::finish(x, make_float2(up[0], up[1]));
         } else {
-          y = p.rounded_pair(c, x, before[j]);
+          y = p.rounded_pair(has_bias, has_residual, c, x, before[j]);
         }
         memcpy(&rounded[j % 4], &y, 4);
         if (j % 4 < 3) return;
@@ -237,13 +264,25 @@ __device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& 
         stmatrix_x4(box + r * kBox + (kBox == 64 ? chunk ^ r % 8 : chunk) * 8, rounded);
       });
     }
-    fence_proxy_async();
-    __syncwarp();
-    if (lane == 0) {
-      tensor_store(map, first_column, first_row, box);
-      store_commit();
-    }
-  }
+  };
+  for_boxes<Block>(shared, row, column, fill, [&](int x, int y, const bf16* box) { tensor_store(map, x, y, box); });
+}
+
+// Adds the results of a warp to memory by boxes of f32; total, row and column as above.
+template <class Block, int kDown, int kColumns>
+__device__ __forceinline__ void add_tile(const CUtensorMap& map, const Accumulator<kColumns> (&total)[kDown],
+                                         typename Block::Shared& shared, int row, int column) {
+  static_assert(Block::kBox == 32);  // rows of 128 bytes
+  const auto fill = [&](float* box, int m, int n) {
+#pragma unroll
+    for (int tile = 0; tile < Block::kBox / 8; tile++)
+      for_rows([&](LaneRow r) {
+        const int c = lane_column(tile);
+        const float* const x = &total[m].tile[n / 8 + tile][r.i * 2];
+        *reinterpret_cast<float2*>(box + r * Block::kBox + (c / 4 ^ r % 8) * 4 + c % 4) = make_float2(x[0], x[1]);
+      });
+  };
+  for_boxes<Block>(shared, row, column, fill, [&](int x, int y, const float* box) { tensor_add(map, x, y, box); });
 }
 
 // Sums up the tiles of the vocabulary in the results of a warp, those of store_tile, which become z; `column` is a
@@ -308,7 +347,6 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   using Stage = typename Block::Stage;
   auto& shared = *dynamic_smem<typename Block::Shared>();
   auto& ring = shared.ring;
-  constexpr bool kRounds = requires { p.rounded_pair(0, {}, {}); };
   const bool by_boxes = Stage::kGated || maps.by_boxes;
   constexpr int kDown = Block::kDown;
   const Share share{cluster_rank(), cluster_size()};
@@ -422,21 +460,23 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
     first.x += warp / 4 * kDown * 64 + warp % 4 * 16;
     if constexpr (Block::Stage::kGated) first.y /= 2;
     if constexpr (requires { p.tiles; }) {
-      if (p.stores) store_tile<Block>(p, maps.y, total, shared, first.x, first.y);
+      if (p.stores) store_tile<Block>(p, maps.y, total, shared, first.x, first.y, false, false);
       sum_tiles(p, total, first.x, first.y);
-    } else if constexpr (kRounds) {
+      continue;
+    } else {
       if (!by_boxes) break;
-      store_tile<Block>(p, maps.y, total, shared, first.x, first.y);
-    } else {
-      finish_tile<64>(p, total, first.x, first.y, t);
     }
+    if constexpr (Block::kAdds)
+      add_tile<Block>(maps.y, total, shared, first.x, first.y);
+    else
+      p.with_addends([&](bool has_bias, bool has_residual) {
+        store_tile<Block>(p, maps.y, total, shared, first.x, first.y, has_bias, has_residual);
+      });
   }
-  if constexpr (kRounds) {
-    if (by_boxes || requires { p.tiles; }) {
-      if (lane == 0) store_wait_read<0>();
-    } else {
-      finish_tile<64>(p, total, first.x, first.y, blockIdx.x);
-    }
+  if (by_boxes || requires { p.tiles; }) {
+    if (lane == 0) store_wait_read<0>();
+  } else {
+    finish_tile<64>(p, total, first.x, first.y, blockIdx.x);
   }
   if (share.blocks > 1) meet();
 #else
@@ -451,16 +491,14 @@ void launch_wgmma(const char* op, int cluster, const Product& p, Stream stream) 
   expect(Block::Stage::is_shared_by(cluster) && (cluster == 1 || p.apart() == 0), op, ": ", cluster,
          " blocks cannot share tiles of ", kRows, " x ", kColumns);
   const auto [a, b] = Block::Stage::maps(op, p, cluster);
-  WgmmaMaps maps{.a = a, .b = b, .y = {}, .by_boxes = false};
-  bool one_tile = false;  // for a block
-  if constexpr (requires { p.y; }) {
-    maps.by_boxes = p.apart() == 0 && p.stores_by_boxes();
-    one_tile = !maps.by_boxes;
-    if constexpr (requires { p.tiles; }) one_tile = false;
-    if (maps.by_boxes)
-      maps.y = tensor_map<2>(op, p.y, {static_cast<uint64_t>(p.y_columns()), static_cast<uint64_t>(p.rows)},
-                             {static_cast<uint64_t>(p.y_stride) * 2}, {Block::kBox, 16},
-                             Block::kBox == 64 ? Swizzle::bytes_128 : Swizzle::none);
+  WgmmaMaps maps{.a = a, .b = b, .y = {}, .by_boxes = p.apart() == 0 && p.stores_by_boxes()};
+  bool one_tile = !maps.by_boxes;  // for a block
+  if constexpr (requires { p.tiles; }) one_tile = false;
+  if (maps.by_boxes) {
+    const auto y = p.results();
+    maps.y = tensor_map<2>(op, y.data, {static_cast<uint64_t>(y.columns), static_cast<uint64_t>(p.rows)},
+                           {static_cast<uint64_t>(y.stride) * sizeof *y.data}, {Block::kBox, 16},
+                           Block::kBoxBytes == 16 * 128 ? Swizzle::bytes_128 : Swizzle::none);
   }
   const unsigned tiles = blocks(op, int64_t{blocks(op, p.rows, kRows * cluster)} * blocks(op, p.columns, kColumns), 1),
                  at_once = static_cast<unsigned>(machine().multiprocessors / cluster * Block::kBlocks);

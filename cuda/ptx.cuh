@@ -20,6 +20,17 @@ __device__ __forceinline__ uint32_t smem_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// x + y, where subnormal numbers count as zeros, also as a result: what memory computes that adds by itself.
+__device__ __forceinline__ float add_flushing(float x, float y) {
+#ifdef CUEMU
+  return cuemu::add_flushing(x, y);
+#else
+  float sum;
+  asm("add.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(x), "f"(y));
+  return sum;
+#endif
+}
+
 // Copies 16 bytes to shared memory asynchronously; only the first `valid` of them are read, the rest are zeros.
 __device__ __forceinline__ void cp_async_16(void* smem, const void* gmem, int valid PTX_LOC) {
 #ifdef CUEMU

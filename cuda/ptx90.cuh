@@ -278,11 +278,22 @@ __device__ __forceinline__ void tensor_copy_to(uint16_t blocks, void* smem, cons
 // this thread's next group.
 __device__ __forceinline__ void tensor_store(const CUtensorMap& map, int x, int y, const void* smem PTX_LOC) {
 #ifdef CUEMU
-  cuemu::tensor_store(map, {x, y, 0}, smem, loc);
+  cuemu::tensor_store(map, {x, y, 0}, smem, false, loc);
 #else
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),
                "r"(y), "r"(smem_address(smem))
                : "memory");
+#endif
+}
+// Adds the box, of f32, to what is there: each element once, as add_flushing does.
+__device__ __forceinline__ void tensor_add(const CUtensorMap& map, int x, int y, const void* smem PTX_LOC) {
+#ifdef CUEMU
+  cuemu::tensor_store(map, {x, y, 0}, smem, true, loc);
+#else
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),
+      "r"(y), "r"(smem_address(smem))
+      : "memory");
 #endif
 }
 __device__ __forceinline__ void store_commit() {
@@ -505,11 +516,11 @@ __device__ __forceinline__ void more_registers() {
 }
 
 // ---- host
-// Returns the map of a bf16 tensor, dimensions innermost first, with the box that a copy takes of it, whose innermost
-// dimension fills the swizzle, if there is one.  `strides`: bytes between neighbours in the dimensions but the
-// innermost, multiples of 16, as is `data`, and each of the one before.
-template <size_t kRank>
-CUtensorMap tensor_map(const char* op, const void* data, const uint64_t (&sizes)[kRank],
+// Returns the map of a tensor of bf16 or f32, dimensions innermost first, with the box that a copy takes of it, whose
+// innermost dimension fills the swizzle, if there is one.  `strides`: bytes between neighbours in the dimensions but
+// the innermost, multiples of 16, as is `data`, and each of the one before.
+template <size_t kRank, class T>
+CUtensorMap tensor_map(const char* op, const T* data, const uint64_t (&sizes)[kRank],
                        const uint64_t (&strides)[kRank - 1], const uint32_t (&box)[kRank], Swizzle swizzle) {
 #ifdef CUEMU
   const auto encode = cuTensorMapEncodeTiled;
@@ -530,8 +541,8 @@ CUtensorMap tensor_map(const char* op, const void* data, const uint64_t (&sizes)
     steps[i] = 1;
   }
   for (size_t i = 0; i + 1 < kRank; i++) stride[i] = strides[i];
-  const CUresult e = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), size, stride, box,
-                            steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+  const CUresult e = encode(&map, sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                            kRank, const_cast<T*>(data), size, stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                             swizzle == Swizzle::none       ? CU_TENSOR_MAP_SWIZZLE_NONE
                             : swizzle == Swizzle::bytes_32 ? CU_TENSOR_MAP_SWIZZLE_32B
                                                            : CU_TENSOR_MAP_SWIZZLE_128B,

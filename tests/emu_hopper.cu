@@ -9,6 +9,7 @@ using namespace pare::emu;
 namespace {
 
 __device__ bf16* elements(unsigned char* p, int offset) { return reinterpret_cast<bf16*>(p + offset); }
+__device__ const bf16* as_bf16(const float* p) { return reinterpret_cast<const bf16*>(p); }
 // Bytes from the start of rows of 32 bytes to element `column` of a row, as the swizzle puts it.
 __device__ int place_32(int row, int column) { return row * 32 + (column / 8 ^ row / 4 % 2) * 16 + column % 8 * 2; }
 
@@ -22,7 +23,7 @@ template <CopyBug kBug>
 __global__ void copy_ring(float* out, const float* in) {
   constexpr unsigned kConsumers = 96, kBytes = 512;
   constexpr int kSteps = 4;
-  const CUtensorMap map = tensor_map<2>("copy_ring", in, {64, 16}, {128}, {64, 4}, Swizzle::bytes_128);
+  const CUtensorMap map = tensor_map<2>("copy_ring", as_bf16(in), {64, 16}, {128}, {64, 4}, Swizzle::bytes_128);
   auto* const smem = dynamic_smem<unsigned char>();  // two stages of 1 KiB
   auto* const full = reinterpret_cast<Mbarrier*>(smem + 2048);
   Mbarrier* const empty = full + 2;
@@ -81,7 +82,7 @@ template <ClusterBug kBug>
 __global__ void cluster_ring(float* out, const float* in) {
   constexpr unsigned kConsumers = 96, kBytes = 768, kTwoRows = 256;
   constexpr int kSteps = 4;
-  const CUtensorMap map = tensor_map<2>("cluster_ring", in, {64, 16}, {128}, {64, 2}, Swizzle::none);
+  const CUtensorMap map = tensor_map<2>("cluster_ring", as_bf16(in), {64, 16}, {128}, {64, 2}, Swizzle::none);
   auto* const smem = dynamic_smem<unsigned char>();  // two stages
   auto* const full = reinterpret_cast<Mbarrier*>(smem + 2 * kBytes);
   Mbarrier* const empty = full + 2;
@@ -130,7 +131,7 @@ __global__ void cluster_ring(float* out, const float* in) {
 
 // Its first thread copies, waits and adds up while no other is left.
 __global__ void copy_alone(float* out, const float* in) {
-  const CUtensorMap map = tensor_map<2>("copy_alone", in, {64, 16}, {128}, {64, 1}, Swizzle::bytes_128);
+  const CUtensorMap map = tensor_map<2>("copy_alone", as_bf16(in), {64, 16}, {128}, {64, 1}, Swizzle::bytes_128);
   auto* const smem = dynamic_smem<unsigned char>();
   auto* const barrier = reinterpret_cast<Mbarrier*>(smem + 1024);
   float sum = 0;
@@ -261,7 +262,7 @@ __global__ void fresh_sums(float* out, const float*) {
 // Fills a tensor of 28 rows of 64 bf16, each its number, by two boxes of 16 rows from the same 2 KiB of shared memory.
 template <StoreBug kBug>
 __global__ void store_boxes(float* out, const float*) {
-  const CUtensorMap map = tensor_map<2>("store_boxes", out, {64, 28}, {128}, {64, 16}, Swizzle::bytes_128);
+  const CUtensorMap map = tensor_map<2>("store_boxes", as_bf16(out), {64, 28}, {128}, {64, 16}, Swizzle::bytes_128);
   auto* const smem = dynamic_smem<unsigned char>();
   const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int box = 0; box < 2; box++) {
@@ -289,6 +290,24 @@ __global__ void store_boxes(float* out, const float*) {
   if (threadIdx.x == 0 && kBug == StoreBug::reads_target) out[kZeros] = out[5];
 }
 
+// Adds 0, 1, ... to the 4 rows of 32 zeros, but to the first the least number above 0.
+template <AddBug kBug>
+__global__ void add_box(float* out, const float*) {
+  const CUtensorMap map = tensor_map<2>("add_box", out + kZeros, {32, 4}, {128}, {32, 4}, Swizzle::bytes_128);
+  auto* const box = dynamic_smem<float>();
+  const unsigned row = threadIdx.x / 32, column = threadIdx.x % 32;
+  box[row * 32 + (column / 4 ^ row) * 4 + column % 4] = threadIdx.x ? static_cast<float>(threadIdx.x) : 1e-45f;
+  if (kBug != AddBug::no_proxy_fence) fence_proxy_async();
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int i = 0; i < (kBug == AddBug::twice ? 2 : 1); i++) {
+    tensor_add(map, 0, 0, box);
+    store_commit();
+  }
+  store_wait_read<0>();
+  if (kBug == AddBug::reads_target) out[5] = out[kZeros + 5];
+}
+
 #define INSTANTIATE(...) template void __VA_ARGS__(float*, const float*);
 #define X(bug) INSTANTIATE(copy_ring<CopyBug::bug>)
 EMU_COPY_BUGS(X)
@@ -296,6 +315,10 @@ EMU_COPY_BUGS(X)
 #define X(bug) INSTANTIATE(cluster_ring<ClusterBug::bug>)
 EMU_CLUSTER_BUGS(X)
 #undef X
+INSTANTIATE(add_box<AddBug::none>)
+INSTANTIATE(add_box<AddBug::twice>)
+INSTANTIATE(add_box<AddBug::reads_target>)
+INSTANTIATE(add_box<AddBug::no_proxy_fence>)
 #define X(bug) INSTANTIATE(store_boxes<StoreBug::bug>)
 EMU_STORE_BUGS(X)
 #undef X

@@ -73,6 +73,7 @@ enum class ProductBug { EMU_PRODUCT_BUGS(X) };
 #undef X
 enum class RegisterBug { none, too_many, nobody_gives, one_warp_keeps, gives_more, one_lane };
 enum class LeftBug { none, no_fence, overwritten };
+enum class AddBug { none, twice, reads_target, no_proxy_fence };
 enum class FreshBug { none, no_fence, adds, never_begun };
 template <CopyBug kBug>
 void copy_ring(float* out, const float* in);
@@ -87,6 +88,8 @@ template <LeftBug kBug>
 void left_in_registers(float* out, const float* in);
 template <StoreBug kBug>
 void store_boxes(float* out, const float* in);
+template <AddBug kBug>
+void add_box(float* out, const float* in);
 template <FreshBug kBug>
 void fresh_sums(float* out, const float* in);
 

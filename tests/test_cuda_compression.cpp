@@ -115,12 +115,9 @@ void redundancy(Call& t, const Scene& s, float lambda, float threshold) {
   t.table.kv_redundancy(a, {});
 }
 
-const std::pair<int64_t, KvCompression> kCases[] = {{20, {301, 37, 6, 160, 0}},
-                                                    {64, {150, 5, 9, 20, 0}},
-                                                    {80, {64, 0, 3, 3, 0}},
-                                                    {128, {150, 5, 9, 90, 0}},
-                                                    {128, {420, 3, 5, 130, 0}},
-                                                    {256, {301, 37, 6, 160, 0}}};
+const std::pair<int64_t, KvCompression> kCases[] = {{20, {301, 37, 6, 160, 0}}, {64, {150, 5, 9, 20, 0}},
+                                                    {80, {64, 0, 3, 3, 0}},     {128, {150, 5, 9, 90, 0}},
+                                                    {128, {420, 3, 5, 130, 0}}, {256, {301, 37, 6, 160, 0}}};
 
 TEST(CudaCompressions, RedundancyIsOfTensorCoreProductsInFourChains) {
   const float threshold = 0.12f;

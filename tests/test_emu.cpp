@@ -361,6 +361,23 @@ TEST(Emu, WrongUseOfTensorStoresShows) {
   });
 }
 
+TEST(Emu, TensorCopiesAddToMemory) {
+  in_all_orders([] {
+    const auto r = run_nine(add_box<AddBug::none>);
+    ASSERT_EQ(r.error, cudaSuccess) << r.report;
+    for (int i = 0; i < kN; i++) ASSERT_EQ(r.out[kZeros + i], i);  // subnormal: a zero
+    for (Kernel* kernel : {add_box<AddBug::twice>, add_box<AddBug::reads_target>, add_box<AddBug::no_proxy_fence>}) {
+      const auto wrong = run_nine(kernel);
+      const bool twice = kernel == add_box<AddBug::twice>;
+      if (cuemu::kChecker) {
+        EXPECT_EQ(wrong.error, cudaErrorLaunchFailure);
+      } else if (kernel != add_box<AddBug::no_proxy_fence>) {
+        EXPECT_TRUE(std::isnan(wrong.out[twice ? kZeros + 5 : 5]));
+      }
+    }
+  });
+}
+
 // Reports of any build, in every order; "" where the values are wrong.
 TEST(Emu, WrongUseOfTensorCopiesAndProductsShows) {
   struct Bug {

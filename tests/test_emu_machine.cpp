@@ -1,5 +1,7 @@
 // Properties that the CUDA program reads when it opens a device, on the devices that the emulator stands in for; and
 // the choice between mma.sync and wgmma.
+#include <cfloat>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 
@@ -210,11 +212,24 @@ TEST(EmuMachine, EveryTileHasTheBitsOfMmaSync) {
         t.table.linear_fwd(a, {});
       });
     });
-  for_tiles("dw", kGradientTiles, 8, [&](int64_t n, int64_t columns) {
-    expect_same([&](kernel::Call& t) {
-      const Tensor dy = t.act("dy", {75, n}), x = t.act("x", {75, columns});
-      t.table.linear_bwd_weight({t.stat("result", {n, columns}), {}, dy, x}, {});
-    });
+  for_tiles("dw", kGradientTiles, 8, [&](int64_t n, int64_t most_columns) {
+    // Rows of dw that do not begin at multiples of 16 bytes cannot be added to by boxes.
+    for (const int64_t columns : {most_columns, most_columns - 6}) {
+      if (columns % 4 && *asked_tile != WgmmaTile{128, 192, 2}) continue;
+      for (const double scale : {1., 0x1p-64})  // of both: with subnormal numbers in dw and among the sums
+        expect_same([&](kernel::Call& t) {
+          const Tensor dy = t.inout("dy", {75, n}, cases::scaled(scale)),
+                       x = t.inout("x", {75, (columns + 7) / 8 * 8}, cases::scaled(scale)).columns(0, columns);
+          const Tensor dw = t.stat_inout("result", {n, columns}, cases::scaled(scale * scale));
+          t.table.linear_bwd_weight({dw, {}, dy, x}, {});
+          int64_t zeros = 0;
+          for (const double v : t["result"].values()) {
+            EXPECT_FALSE(v != 0 && std::fabs(v) < FLT_MIN);
+            zeros += v == 0;
+          }
+          EXPECT_EQ(zeros > 0, scale < 1);
+        });
+    }
   });
   asked_tile.reset();
   cuemu::settings().multiprocessors = cuemu::Settings().multiprocessors;

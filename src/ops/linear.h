@@ -61,7 +61,7 @@ struct UnpackWeight {
 
 // The order of sums in bf16: k is cut into parts, and each part is one chain of tensor-core products over k16 steps
 // from +0.  The parts of y and dx are added up ascending from +0; those of dw, kLinearPart rows of a call each, are
-// added to dw one by one.  No part is longer.
+// added to dw one by one, where subnormal numbers count as zeros, also as a sum.  No part is longer.
 constexpr int64_t kLinearPart = 4096;
 // Values of k in a part of y or dx with so many columns, a multiple of 64; the last part may be shorter.  Where results
 // are wide or k is short there is one part; else up to 8, of which two rows of 128 x 128 tiles make at most 128 blocks.

@@ -7,7 +7,7 @@ using cuuint32_t = uint32_t;
 using cuuint64_t = uint64_t;
 
 enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1 };
-enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
+enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_FLOAT32 = 7, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9 };
 enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE = 0 };
 enum CUtensorMapSwizzle {
   CU_TENSOR_MAP_SWIZZLE_NONE = 0,
@@ -20,7 +20,8 @@ enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0 };
 struct CUtensorMap {
   const char* data;
   uint64_t size[3], stride[3];  // by dimension, the innermost first; strides in bytes
-  uint32_t rank, box[3], span;  // span: bytes within which the swizzle permutes 16-byte chunks; 16 without one
+  uint32_t rank, box[3];
+  uint32_t element, span;  // bytes: of an element; within which the swizzle permutes 16-byte chunks, 16 without one
   bool operator==(const CUtensorMap&) const = default;
 };
 

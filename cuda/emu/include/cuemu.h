@@ -72,6 +72,10 @@ void host_wrote(const void* p, size_t bytes);
 // Are there blocks of the launch that have not begun?
 bool blocks_are_left();
 
+// ---- arithmetic
+// Returns x + y as memory adds, and add.ftz: subnormal numbers count as zeros, also as a result.
+float add_flushing(float x, float y);
+
 // ---- launching
 struct Grid {
   unsigned grid[3], block[3];

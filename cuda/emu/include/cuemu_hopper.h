@@ -42,8 +42,9 @@ void prefetch_map(const CUtensorMap& map);
 void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_t* barrier, unsigned blocks, Loc loc);
 
 // The other way.  The wait that covers the store reads shared memory, which must hold the box until then; the end of
-// the launch writes the target, which holds NaNs until then.
-void tensor_store(const CUtensorMap& map, const int (&at)[3], const void* smem, Loc loc);
+// the launch writes the target, which holds NaNs until then.  adds: to the f32 that are there, by add_flushing.
+// Stricter: one launch does not add to an element twice.
+void tensor_store(const CUtensorMap& map, const int (&at)[3], const void* smem, bool adds, Loc loc);
 void store_commit();
 void store_wait_read(unsigned groups_left);
 

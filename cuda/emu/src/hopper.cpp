@@ -1,5 +1,7 @@
 // See cuemu_hopper.h.
 #include <algorithm>
+#include <cfloat>
+#include <cmath>
 #include <map>
 #include <optional>
 
@@ -9,16 +11,18 @@
 
 // ---- tensor maps
 
-CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* data,
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
                                 const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                                 const cuuint32_t* element_strides, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   if (rank < 2 || rank > 3 || reinterpret_cast<uintptr_t>(data) % 16) return CUDA_ERROR_INVALID_VALUE;
+  const uint32_t element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
   *map = {.data = static_cast<const char*>(data),
           .size = {1, 1, 1},
-          .stride = {2, 0, 0},
+          .stride = {element, 0, 0},
           .rank = rank,
           .box = {1, 1, 1},
+          .element = element,
           .span = swizzle == CU_TENSOR_MAP_SWIZZLE_NONE  ? 16u
                   : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32u
                                                          : 128u};
@@ -31,7 +35,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_
         (i > 1 && map->stride[i] % map->stride[i - 1]))
       return CUDA_ERROR_INVALID_VALUE;
   }
-  const bool fits = map->span == 16 ? box[0] * 2 % 16 == 0 : box[0] * 2 == map->span;
+  const bool fits = map->span == 16 ? box[0] * element % 16 == 0 : box[0] * element == map->span;
   return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -75,18 +79,18 @@ void store(uint64_t* barrier, Mbarrier m) {
 
 std::vector<TensorCopy> g_copies;  // in flight
 
+struct TensorStore {
+  TensorCopy copy;
+  std::vector<char> box;  // what it adds to, then what it writes
+};
 // The stores of a thread that have not read shared memory, and the number of them at the end of each group.
 struct Stores {
-  std::vector<TensorCopy> stores;
+  std::vector<TensorStore> stores;
   std::vector<size_t> groups;
 };
-struct Sent {
-  TensorCopy store;
-  std::vector<char> box;
-};
-std::vector<Sent> g_sent;  // by the launch: to be written at its end
+std::vector<TensorStore> g_sent;  // by the launch: to be written at its end
 
-size_t box_bytes(const CUtensorMap& m) { return size_t{m.box[0]} * m.box[1] * m.box[2] * 2; }
+size_t box_bytes(const CUtensorMap& m) { return size_t{m.box[0]} * m.box[1] * m.box[2] * m.element; }
 
 // Fails unless the box lies in shared memory and begins where one may.
 void expect_box(const TensorCopy& c, const char* what) {
@@ -94,7 +98,7 @@ void expect_box(const TensorCopy& c, const char* what) {
   if (!c.block->holds(c.smem) || c.smem + bytes > c.block->smem + c.block->smem_bytes)
     fail(c.loc, "TMA: the %s of %zu bytes is not in dynamic shared memory", what, bytes);
   check_aligned(c.smem, 8 * c.map.span, "TMA, shared memory of a copy", c.loc);
-  if (c.at[0] % 8)
+  if (c.at[0] * static_cast<int>(c.map.element) % 16)
     fail(c.loc, "TMA: a box begins at element %d of a row, within 16 bytes: an illegal instruction", c.at[0]);
 }
 
@@ -110,10 +114,11 @@ void for_rows(const TensorCopy& c, F f) {
       const int64_t first = std::max<int64_t>(c.at[0], 0),
                     end = std::min<int64_t>(int64_t{c.at[0]} + m.box[0], static_cast<int64_t>(m.size[0]));
       const bool some = inside(1, row) && inside(2, plane) && first < end;
-      f((size_t{z} * m.box[1] + y) * m.box[0] * 2, static_cast<size_t>(some ? first - c.at[0] : 0) * 2,
-        m.data + (some ? plane * static_cast<int64_t>(m.stride[2]) + row * static_cast<int64_t>(m.stride[1]) + first * 2
+      f((size_t{z} * m.box[1] + y) * m.box[0] * m.element, static_cast<size_t>(some ? first - c.at[0] : 0) * m.element,
+        m.data + (some ? plane * static_cast<int64_t>(m.stride[2]) + row * static_cast<int64_t>(m.stride[1]) +
+                             first * int64_t{m.element}
                        : 0),
-        static_cast<size_t>(some ? end - first : 0) * 2);
+        static_cast<size_t>(some ? end - first : 0) * m.element);
     }
 }
 
@@ -494,29 +499,36 @@ void land_copy() {
   check::tensor_done(c, bytes);
   const auto target = static_cast<size_t>(c.smem - c.block->smem);
   for_rows(c, [&](size_t row, size_t before, const char* from, size_t valid) {
-    char line[512] = {};
+    char line[1024] = {};
     if (valid) std::memcpy(line + before, from, valid);
-    for (unsigned b = 0; b < c.map.box[0] * 2; b += 16)
+    for (unsigned b = 0; b < c.map.box[0] * c.map.element; b += 16)
       std::memcpy(c.block->smem + swizzled(target + row + b, c.map.span), line + b, 16);
   });
   m.bytes -= static_cast<int64_t>(bytes);
   store(c.barrier, m);
 }
 
-void tensor_store(const CUtensorMap& map, const int (&at)[3], const void* smem, Loc loc) {
+float add_flushing(float x, float y) {
+  const auto flushed = [](float v) { return std::fabs(v) < FLT_MIN ? std::copysign(0.f, v) : v; };
+  return flushed(flushed(x) + flushed(y));
+}
+
+void tensor_store(const CUtensorMap& map, const int (&at)[3], const void* smem, bool adds, Loc loc) {
   expect_arch("TMA", loc);
   expect_awaited("a tensor store", loc);
   char* const from = static_cast<char*>(const_cast<void*>(smem));
   const TensorCopy c{from, map, {at[0], at[1], at[2]}, nullptr, g_block, false, loc};
   expect_box(c, "source");
   check::store_reads(c, box_bytes(map), false);
-  for_rows(c, [&](size_t, size_t, const char* to, size_t bytes) {
+  TensorStore s{c, std::vector<char>(adds ? box_bytes(map) : 0)};
+  for_rows(c, [&](size_t row, size_t before, const char* to, size_t bytes) {
     if (bytes) {
       check::store_writes(c, to, bytes, false);
+      if (adds) std::memcpy(&s.box[row + before], to, bytes);
       std::memset(const_cast<char*>(to), 0xff, bytes);
     }
   });
-  stores().stores.push_back(c);
+  stores().stores.push_back(std::move(s));
 }
 
 void store_commit() {
@@ -529,12 +541,19 @@ void store_wait_read(unsigned left) {
   if (s.groups.size() <= left) return;
   const size_t k = s.groups.size() - left, n = s.groups[k - 1];
   for (size_t i = 0; i < n; i++) {
-    const TensorCopy& c = s.stores[i];
+    const auto& [c, old] = s.stores[i];
     std::vector<char> box(box_bytes(c.map));
     check::store_reads(c, box.size(), true);
     const auto from = static_cast<size_t>(c.smem - g_block->smem);
     for (size_t b = 0; b < box.size(); b += 16)
       std::memcpy(&box[b], g_block->smem + swizzled(from + b, c.map.span), 16);
+    for (size_t b = 0; b < old.size(); b += sizeof(float)) {
+      float x, y;
+      std::memcpy(&x, &old[b], sizeof x);
+      std::memcpy(&y, &box[b], sizeof y);
+      x = add_flushing(x, y);
+      std::memcpy(&box[b], &x, sizeof x);
+    }
     g_sent.push_back({c, std::move(box)});
   }
   s.stores.erase(s.stores.begin(), s.stores.begin() + static_cast<ptrdiff_t>(n));
@@ -544,10 +563,10 @@ void store_wait_read(unsigned left) {
 
 void hopper_launch_end(bool ok) {
   if (!ok) g_sent.clear();
-  for (const Sent& x : g_sent)
-    for_rows(x.store, [&](size_t row, size_t before, const char* to, size_t bytes) {
+  for (const TensorStore& x : g_sent)
+    for_rows(x.copy, [&](size_t row, size_t before, const char* to, size_t bytes) {
       if (bytes) std::memcpy(const_cast<char*>(to), &x.box[row + before], bytes);
-      if (bytes) check::store_writes(x.store, to, bytes, true);
+      if (bytes) check::store_writes(x.copy, to, bytes, true);
     });
   g_sent.clear();
 }
@@ -604,7 +623,7 @@ void hopper_cluster_begin() {
 void expect_nothing_in_flight(const Thread& t) {
   const BlockState& state = g_states[t.block->rank];
   if (const auto s = state.stores.find(t.linear); s != state.stores.end() && !s->second.stores.empty())
-    fail(s->second.stores[0].loc, "thread ended with a tensor store that may yet have to read shared memory");
+    fail(s->second.stores[0].copy.loc, "thread ended with a tensor store that may yet have to read shared memory");
   const auto& products = state.warps[t.linear / kWarp].products;
   if (!products.empty()) fail(products[0].loc, "thread ended with wgmma products that it never waited for");
   if (t.arrived) fail({}, "thread ended without a wait for the barrier of the cluster at which it arrived");
