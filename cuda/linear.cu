@@ -5,8 +5,8 @@
 // table.  bf16 goes through the tensor cores in parts of k (linear_part; linear_mma.cuh, linear_wgmma.cuh).  Of y and
 // dx, a row's bits depend on nothing but the row and the weight.  The parts of dw are each 4096 rows of a call, one
 // launch, and are added to it ascending, on compute capability 9.0 by memory itself (tensor_add), whose rounding all
-// kernels take over: calls that are cut at multiples of 4096 rows give the same bits, other splits into micro-batches do
-// not.  A call's sums are added to dbias once.
+// kernels take over: calls that are cut at multiples of 4096 rows give the same bits, other splits into micro-batches
+// do not.  A call's sums are added to dbias once.
 //
 // Bytes: every operand once for each 64 rows or columns of the result (few rows: 16; wgmma: 128 rows, up to 256
 // columns), from L2 for the most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the
