@@ -264,9 +264,8 @@ constexpr int kQueries = 16, kSlots = kThreads;  // rows and columns of it
 
 // bf16: products of the keys of some slots, the own ones of a block, with those of all slots of their head.  A warp
 // owns 16 or 32 keys, factors that it keeps in registers.  The keys of all slots pass through a ring in shared memory,
-// kPiece slots at a time, as pages lie: a channel a line.  Results stay in registers: a lane of four has slots i with i
-// % 8 / 2
-// == lane.  Each product is one chain of k16 steps, d ascending.
+// kPiece slots at a time, as pages lie: a channel a line.  Results stay in registers: lane l of a quad has the slots i
+// with i % 8 / 2 == l.  Each product is one chain of k16 steps, d ascending.
 template <int kD>
 struct KeyProducts {
   static constexpr int kOwnWarps = 4, kTiles = kD <= 128 ? 2 : 1;  // tiles of 16 own keys of a warp

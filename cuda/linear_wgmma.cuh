@@ -146,12 +146,10 @@ struct WgmmaBlock {
   static constexpr bool kGives = kSums > 128;
   static constexpr int kStored = Stage::kGated ? kColumns / 2 : kColumns;  // columns of a tile of y
   static constexpr int kConsumers = kRows / kDown / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
-  // Up to 226 KiB of shared memory, or 105 for each of the two blocks that then share a multiprocessor.
   static constexpr bool kAdds = std::is_same_v<typename Product::Result, float>;  // results of twice the bytes
-  static constexpr int kBlocks = kColumns > 64 || kParts ? 1 : 2, kStages = std::min<int>(6, (kBlocks == 2 ? 96
-                                                                                              : kAdds      ? 168
-                                                                                                           : 204) *
-                                                                                                 1024 / sizeof(Stage));
+  // Up to 226 KiB of shared memory, or 105 for each of the two blocks that then share a multiprocessor.
+  static constexpr int kBlocks = kColumns > 64 || kParts ? 1 : 2, kStageKib = kBlocks == 2 ? 96 : (kAdds ? 168 : 204),
+                       kStages = std::min<int>(6, kStageKib * 1024 / sizeof(Stage));
   // Each warp puts its results into boxes of 16 rows and kBox columns, which tensor copies store, or add to what is
   // there: as many boxes at once as fit beside the stages.
   static constexpr int kBox = kColumns <= 64 || kAdds ? 32
