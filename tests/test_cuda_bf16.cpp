@@ -552,8 +552,8 @@ TEST(CudaBf16, PartsApartHaveTheSameBits) {
 TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
   if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
   // dw begins `offset` elements behind a multiple of 16 bytes, and holds something.
-  const auto same_bits = [&](int64_t n, int64_t i, int64_t o, int64_t gap, int64_t offset) {
-    SCOPED_TRACE(cat(n, " rows, ", i, " to ", o, ", gap ", gap, ", offset ", offset));
+  const auto same_bits = [&](int64_t n, int64_t i, int64_t o, int64_t gap, int64_t offset, double scale = 1) {
+    SCOPED_TRACE(cat(n, " rows, ", i, " to ", o, ", gap ", gap, ", offset ", offset, ", times ", scale));
     std::string bits;
     for (const TensorKernel kernel : {TensorKernel::mma, TensorKernel::wgmma}) {
       ask_for(kernel);
@@ -561,8 +561,9 @@ TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
         return kernel == TensorKernel::mma ? 1 + width % 2 : gap + (8 - width % 8) % 8;
       };
       Call t(table_kernels, DType::bf16);
-      const Tensor x = t.act("x", {n, i}, rest(i)), dy = t.act("dy", {n, o}, rest(o)),
-                   dw = t.stat("dw", {offset + o * i + 1});
+      const Tensor x = t.inout("x", {n, i}, cases::scaled(scale), rest(i)),
+                   dy = t.inout("dy", {n, o}, cases::scaled(scale), rest(o)),
+                   dw = t.stat_inout("dw", {offset + o * i + 1}, cases::scaled(scale * scale));
       table_kernels.linear_bwd_weight({make_tensor(dw.as<float>() + offset, DType::f32, {o, i}), {}, dy, x}, {});
       if (kernel == TensorKernel::mma)
         bits = t["dw"].bits();
@@ -588,6 +589,7 @@ TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
                                              {20, 192, 2560, 0, 0},
                                              {4100, 66, 67, 0, 0}})  // two parts
     same_bits(n, i, o, gap, offset);
+  same_bits(65, 72, 136, 0, 0, 0x1p-64);  // subnormal sums, and what they are added to
   if (table_kernels.probe) same_bits(20, 192, 8576, 0, 0), same_bits(100, 2048, 8576, 8, 1);
   in_all_orders([&] { same_bits(300, 72, 136, 0, 0), same_bits(20, 71, 66, 0, 0); });
   ask_for(TensorKernel::choose);
