@@ -14,6 +14,7 @@
 #include "linear.cuh"
 #include "linear_wgmma.cuh"
 #include "ops/linear_tiles.h"
+#include "ops/norm.h"
 #include "ops/swiglu.h"
 #include "runtime/machine.cuh"
 #include "vocab.cuh"
@@ -25,6 +26,16 @@ namespace {
 constexpr int kSide = 16, kEach = 4, kTile = kSide * kEach;  // threads of a side, results of each, of a block
 constexpr int kDepth = 16;                                   // of what lies in shared memory
 constexpr int kThreads = kSide * kSide;
+
+// The norm of the rows of y (LinearFwd::norm), or y null.
+struct NormOfRows {
+  bf16* y;
+  float* rstd;
+  const bf16* w;
+  int64_t stride;  // of y
+  float eps;
+  unsigned* arrivals;  // blocks that have finished a tile
+};
 
 // y = x wT (+ bias) (+ residual): sums over k of x[row][k] and w[column][k]; with kTranspose y = x w (+ residual), the
 // sums over k of x[row][k] and w[k][column].
@@ -44,11 +55,12 @@ struct Forward {
   // From LinearParts, if each part of k has a block of its own; else null.
   float* sums;
   unsigned* arrivals;
+  NormOfRows norm;
 
   Results<T> results() const { return {y, y_stride, columns}; }
   // Returns true if tensor copies can store y.
   bool stores_by_boxes() const {
-    return pairs && columns % 2 == 0 && y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
+    return pairs && !norm.y && columns % 2 == 0 && y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
   }
   // The number of such parts, or 0.
   int apart() const { return !kTranspose && sums ? ceil_div(depth, part) : 0; }
@@ -374,6 +386,19 @@ void multiply_forward(const char* op, const Forward<T, kTranspose>& p, const Ten
   else
     multiply_on_cuda_cores<true>(op, p, stream);
 }
+// Returns the norm of y if the kernel of the product is to compute it.
+NormOfRows norm_of_rows(const LinearFwd& a) {
+  const LinearNorm& n = a.norm;
+  if (!n.y || n.y.shape[0] > kNormedRows || !aligned16(a.y, {a.y.stride[0], a.y.shape[1]}) ||
+      !aligned16(n.y, {n.y.stride[0]}) || !aligned16(n.w, {}))
+    return {};
+  return {.y = n.y.as<bf16>(),
+          .rstd = n.rstd.as<float>(),
+          .w = n.w.as<bf16>(),
+          .stride = n.y.stride[0],
+          .eps = n.eps,
+          .arrivals = reinterpret_cast<unsigned*>(a.parts.arrivals.as<int32_t>()) + kLinearTiles - 1};
+}
 // Computes SwiGLU by the kernel of its product; returns false if these shapes have none.
 bool multiply_and_gate(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
   if (!takes_wgmma(true) || !takes_tensor_copies(a.x, a.w) || p.depth == 0 || p.part < p.depth) return false;
@@ -417,14 +442,16 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
   const char* op = "linear_fwd";
   with_act(op, a.x, [&](auto type) {
     using T = decltype(type);
-    const auto p = forward_product<T, false>(a.y, a.x, a.w, a.bias, a.residual, a.parts);
+    auto p = forward_product<T, false>(a.y, a.x, a.w, a.bias, a.residual, a.parts);
     if constexpr (std::is_same_v<T, bf16>) {
+      p.norm = norm_of_rows(a);
       if (a.vocab_sums.tiles && multiply_and_sum(op, p, a, stream)) return;
       if (a.swiglu && multiply_and_gate(op, p, a, stream)) return;
     }
     multiply_forward(op, p, a.x, a.w, stream);
     sum_vocabulary(a, stream);
     if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
+    if (a.norm.y && !p.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
   });
 }
 

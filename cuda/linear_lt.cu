@@ -20,6 +20,7 @@
 #include <map>
 
 #include "linear.cuh"
+#include "ops/norm.h"
 #include "ops/swiglu.h"
 #include "runtime/library.h"
 #include "runtime/machine.cuh"
@@ -244,6 +245,7 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
            stream);
   sum_vocabulary(a, stream);
   if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
+  if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream stream) {

@@ -11,6 +11,7 @@
 // tile to arrive adds all of them, ascending.  So neither the order of arrival nor its own place changes a bit.
 #pragma once
 #include "fragment.cuh"
+#include "norm.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -131,9 +132,21 @@ template <class Product>
 __device__ __forceinline__ bool is_last_part(const Product& p, int tile) {
   return is_last_to_arrive(&p.arrivals[tile], gridDim.z);
 }
+// Norms the rows of a product whose norm is wanted, in the block that is the last to end, by its first `warps` warps.
+// Called by all threads of a block that has finished a tile.
+template <class Product>
+__device__ __forceinline__ void norm_as_last(const Product& p, int warps) {
+  if constexpr (requires { p.norm; }) {
+    if (!p.norm.y || !is_last_to_arrive(p.norm.arrivals, gridDim.x * gridDim.y)) return;
+    for (int row = threadIdx.x / 32; row < p.rows && static_cast<int>(threadIdx.x) / 32 < warps; row += warps)
+      norm_row<bf16, true>(p.norm.y + row * p.norm.stride, p.norm.rstd + row, p.y + row * p.y_stride, p.norm.w,
+                           p.columns, p.norm.eps);
+  }
+}
 // Finishes the results of a warp: total[m] has those of 16 rows from row + m kNext on, and columns from `column` on.
+// Returns false in a block that leaves its part of them to the last to arrive.
 template <int kNext, int kDown, int kColumns, class Product>
-__device__ __forceinline__ void finish_tile(const Product& p, Accumulator<kColumns> (&total)[kDown], int row,
+__device__ __forceinline__ bool finish_tile(const Product& p, Accumulator<kColumns> (&total)[kDown], int row,
                                             int column, [[maybe_unused]] int tile) {
   const auto exists = [&](int r, int c) { return r < p.rows && c < p.columns; };
   if constexpr (requires { p.sum_of_part(0, 0, 0); })
@@ -144,7 +157,7 @@ __device__ __forceinline__ void finish_tile(const Product& p, Accumulator<kColum
           const int r = row + m * kNext + i, c = column + j;
           if (exists(r, c)) *p.sum_of_part(blockIdx.z, r, c) = x;
         });
-      if (!is_last_part(p, tile)) return;
+      if (!is_last_part(p, tile)) return false;
 #pragma unroll
       for (int m = 0; m < kDown; m++) {
         total[m] = {};
@@ -184,6 +197,7 @@ __device__ __forceinline__ void finish_tile(const Product& p, Accumulator<kColum
       for_pairs(first, [&](int i, int r, int c, float2 x) { p.finish_pair(r, c, x, before[i]); });
     }
   }
+  return true;
 }
 
 // A block computes kRows x 64 results: 64 rows by warps of 32 x 32, or, for few rows as in decoding, where the weight's
@@ -223,7 +237,8 @@ __global__ void __launch_bounds__(kMmaThreads, 3) multiply_mma(const Product p) 
 #pragma unroll
     for (int m = 0; m < kDown; m++) total[m] += sum[m];
   }
-  finish_tile<16>(p, total, first_row + row, first_column + column, blockIdx.y * gridDim.x + blockIdx.x);
+  if (finish_tile<16>(p, total, first_row + row, first_column + column, blockIdx.y * gridDim.x + blockIdx.x))
+    norm_as_last(p, kMmaThreads / 32);
 }
 
 }  // namespace pare::PARE_CUDA

@@ -382,8 +382,10 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
         }
       }
     __syncwarp();  // whole warps meet
+    bool finishes = true;
     if constexpr (requires { p.sum_of_part(0, 0, 0); })
-      if (gridDim.z > 1) is_last_part(p, blockIdx.x);
+      if (gridDim.z > 1) finishes = is_last_part(p, blockIdx.x);
+    if (finishes) norm_as_last(p, 0);
     if (share.blocks > 1) meet();
     return;
   }
@@ -473,8 +475,8 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   }
   if (by_boxes || requires { p.tiles; }) {
     if (lane == 0) store_wait_read<0>();
-  } else {
-    finish_tile<64>(p, total, first.x, first.y, blockIdx.x);
+  } else if (finish_tile<64>(p, total, first.x, first.y, blockIdx.x)) {
+    norm_as_last(p, Block::kConsumers);
   }
   if (share.blocks > 1) meet();
 #else

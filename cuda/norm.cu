@@ -12,6 +12,7 @@
 // in shared memory while it computes the one before, and the sums of dw stay there.  A lane reads what it copied
 // itself, so nothing has to be waited for but its own copies. Bytes: forward 2, backward 3 (or 4) streams of N * C, and
 // the sums of the strands twice.  Limited by memory bandwidth.
+#include "norm.cuh"
 #include "ops/norm.h"
 #include "ptx.cuh"
 #include "runtime/common.cuh"
@@ -22,7 +23,6 @@ namespace pare::PARE_CUDA {
 namespace {
 
 constexpr int kWarps = 4;      // rows of a block, forward
-constexpr int kHeld = 8;       // packs of a row that a lane keeps in registers
 constexpr int kMostWarps = 8;  // of a block, backward
 constexpr int kColumns = 8, kGroups = 128;
 
@@ -34,57 +34,13 @@ struct Rows {
   __device__ T* at(int64_t r) const { return data + r * stride; }
 };
 
-// Calls f(k, i) for each pack of this lane in a row of c: that from i on is number k, if k is less than kHeld.
-template <class T, class F>
-__device__ __forceinline__ void for_packs(int c, F f) {
-  const int first = threadIdx.x % 32 * kPack<T>;
-#pragma unroll
-  for (int k = 0; k < kHeld; k++)
-    if (const int i = first + k * 32 * kPack<T>; i < c) f(k, i);
-  for (int i = first + kHeld * 32 * kPack<T>; i < c; i += 32 * kPack<T>) f(kHeld, i);
-}
-
-// A lane's share of a row: kHeld packs in registers; the rest is read again.
-template <class T, bool kVector>
-struct Row {
-  Pack<T> held[kHeld];
-  const T* row;
-  int c;
-  __device__ __forceinline__ void load(const T* from, int columns) {
-    row = from;
-    c = columns;
-    for_packs<T>(c, [&](int k, int i) {
-      if (k < kHeld) held[k] = load_pack<kVector>(row + i, c - i);
-    });
-  }
-  __device__ __forceinline__ Pack<T> pack(int k, int i) const {
-    return k < kHeld ? held[k] : load_pack<kVector>(row + i, c - i);
-  }
-};
-
 template <class T, bool kVector>
 __global__ void __launch_bounds__(32 * kWarps)
     fwd(Rows<T> y, float* __restrict__ rstd, Rows<const T> x, const T* __restrict__ w, int64_t rows, float eps) {
   await_kernel_before();
   const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (row >= rows) return;
-  const int c = x.c;
-  Row<T, kVector> xr;
-  xr.load(x.at(row), c);
-  T* yr = y.at(row);
-  float sum = 0;
-  for_packs<T>(c, [&](int k, int i) {
-    const Pack<T> p = xr.pack(k, i);
-    for (int j = 0; j < kPack<T>; j++) sum = fmaf(to_float(p.v[j]), to_float(p.v[j]), sum);
-  });
-  const float r = 1.f / sqrtf(warp_sum(sum) / static_cast<float>(c) + eps);
-  if (threadIdx.x % 32 == 0) rstd[row] = r;
-  for_packs<T>(c, [&](int k, int i) {
-    Pack<T> p = xr.pack(k, i);
-    const Pack<T> q = load_pack<kVector>(w + i, c - i);
-    for (int j = 0; j < kPack<T>; j++) p.v[j] = from_float<T>(to_float(p.v[j]) * r * to_float(q.v[j]));
-    store_pack<kVector>(yr + i, p, c - i);
-  });
+  norm_row<T, kVector>(y.at(row), rstd + row, x.at(row), w, x.c, eps);
 }
 
 // Shared memory of a warp, backward: sums of dw, then two stages of rows of dy, of x and, if it adds to dx, of dx.

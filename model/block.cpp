@@ -42,7 +42,7 @@ static Tensor qk_columns(const ModelConfig& c, const Tensor& qkv) {
 }
 
 void block_forward(const Model& model, int layer, const BlockBuffers& b, const Tensor& x, const Tensor& pos,
-                   AttentionContext& attention, const Tensor& y) {
+                   AttentionContext& attention, const Tensor& y, const LinearNorm& next) {
   Device& device = model.device;
   const ModelConfig& c = model.config;
   const Layer& w = model.layers[layer];
@@ -50,7 +50,17 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
     if (model.adapters) model.adapters->forward(layer, side_by_side, in, b.lora, b.parts, out);
   };
 
-  device.rmsnorm_fwd({.y = b.h1, .rstd = b.rstd1, .x = x, .w = w.input_norm, .eps = c.rms_eps});
+  // A projection, if its y is there, and the norm of y if that is wanted: of few rows that no adapter changes in one
+  // op.
+  const auto project = [&](LinearFwd a, Projection projection, const LinearNorm& norm) {
+    const bool joins = norm.y && b.parts.arrivals && !model.adapters && a.y.shape[0] <= kNormedRows;
+    if (joins) a.norm = norm;
+    if (a.y) device.linear_fwd(a);
+    adapt({projection}, a.x, a.y);
+    if (norm.y && !joins) device.rmsnorm_fwd({norm.y, norm.rstd, a.y, norm.w, norm.eps});
+  };
+
+  if (!next.y) device.rmsnorm_fwd({.y = b.h1, .rstd = b.rstd1, .x = x, .w = w.input_norm, .eps = c.rms_eps});
   device.linear_fwd({.y = b.qkv, .x = b.h1, .w = w.qkv, .bias = w.qkv_bias, .residual = {}, .parts = b.parts});
   adapt({Projection::q, Projection::k, Projection::v}, b.h1, b.qkv);
   Rotation rotation;
@@ -67,10 +77,8 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
   else
     rotation.rope = {.x = qk_columns(c, b.qkv), .table = model.rope, .pos = pos};
   attention.attend(layer, rotation, b.q, b.k, b.v, b.o.heads(c.heads));
-  device.linear_fwd({.y = b.x_mid, .x = b.o, .w = w.o, .bias = {}, .residual = x, .parts = b.parts});
-  adapt({Projection::o}, b.o, b.x_mid);
-
-  device.rmsnorm_fwd({.y = b.h2, .rstd = b.rstd2, .x = b.x_mid, .w = w.post_norm, .eps = c.rms_eps});
+  project({.y = b.x_mid, .x = b.o, .w = w.o, .bias = {}, .residual = x, .parts = b.parts}, Projection::o,
+          {.y = b.h2, .rstd = b.rstd2, .w = w.post_norm, .eps = c.rms_eps});
   LinearFwd gate_up{.y = b.gate_up, .x = b.h2, .w = w.gate_up, .bias = {}, .residual = {}, .parts = b.parts};
   const bool separate = b.backward || model.adapters;  // something reads or changes gate_up
   if (!separate) gate_up.swiglu = b.act;
@@ -79,8 +87,7 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
     adapt({Projection::gate, Projection::up}, b.h2, b.gate_up);
     device.swiglu_fwd({.y = b.act, .gate_up = b.gate_up});
   }
-  if (y) device.linear_fwd({.y = y, .x = b.act, .w = w.down, .bias = {}, .residual = b.x_mid, .parts = b.parts});
-  adapt({Projection::down}, b.act, y);
+  project({.y = y, .x = b.act, .w = w.down, .bias = {}, .residual = b.x_mid, .parts = b.parts}, Projection::down, next);
 }
 
 void norm_backward(Device& device, const RmsnormBwd& args, Arena& arena) {
@@ -189,11 +196,17 @@ void forward_rows(const Model& model, Arena& scratch, const Tensor& ids, const T
   BlockBuffers b(model, scratch, rows);
   b.parts = parts;
   b.backward = false;
-  for (int l = 0; l < model.config.layers; l++) {
+  const auto last = static_cast<int>(model.config.layers) - 1;
+  const auto norm = [&](const Tensor& y, const Tensor& w) {
+    return LinearNorm{.y = y, .rstd = b.rstd1, .w = w, .eps = model.config.rms_eps};
+  };
+  device.rmsnorm_fwd(
+      {.y = b.h1, .rstd = b.rstd1, .x = x, .w = model.layers[0].input_norm, .eps = model.config.rms_eps});
+  for (int l = 0; l <= last; l++) {
     const Range range(device, "layer", l);
-    block_forward(model, l, b, x, pos, attention, x);
+    block_forward(model, l, b, x, pos, attention, x,
+                  l < last ? norm(b.h1, model.layers[l + 1].input_norm) : norm(hidden, model.final_norm));
   }
-  device.rmsnorm_fwd({.y = hidden, .rstd = b.rstd1, .x = x, .w = model.final_norm, .eps = model.config.rms_eps});
 }
 
 Logits head_forward(const Model& model, Arena& arena, const Tensor& hidden, std::optional<VocabSums> sums) {

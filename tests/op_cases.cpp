@@ -17,6 +17,11 @@ void bounds(OpRun& r, const Download& a) {
   if (!r.skipped && std::memcmp(a.dst, a.src.data, a.src.bytes()) != 0)
     r.problems.push_back("host: not the bytes of src");
 }
+std::vector<double> shares(const std::vector<double>& values, double share, double least = 0) {
+  std::vector<double> b = values;
+  for (double& x : b) x = std::fabs(x) * share + least;
+  return b;
+}
 // One rounding of each sum.
 void bounds(OpRun& r, const Accumulate& a) { r.bound(a.y, r.max_abs(a.y) * kRound); }
 
@@ -29,6 +34,11 @@ void bounds(OpRun& r, const EmbeddingBwd& a) { r.bound(a.dtable, added(a.dy.shap
 double products(int64_t n) { return chain(double(n)) * 4 * std::sqrt(double(n + 4)); }
 void bounds(OpRun& r, const LinearFwd& a) {
   const int64_t n = a.w.inputs();
+  if (a.norm.y) {  // what y is off, times rstd, of which all elements have a share
+    const double rstd = r.max_abs(a.norm.rstd), relative = 4 * products(n) * rstd + lanes(double(a.w.outputs()));
+    r.bound(a.norm.rstd, shares(r.values(a.norm.rstd), relative));
+    r.bound(a.norm.y, relative * (1 + r.max_abs(a.norm.y)));
+  }
   if (!a.swiglu) return r.bound(a.y, products(n));
   // silu's slope is below 1.1, and gates and ups are rounded.
   const double most = 4 * std::sqrt(double(n + 4)), each = products(n) + (a.x.dtype == DType::bf16 ? most / 256 : 0);
@@ -40,11 +50,6 @@ void bounds(OpRun& r, const LinearBwdWeight& a) {
   if (a.dbias) r.bound(a.dbias, products(a.x.shape[0]));
 }
 
-std::vector<double> shares(const std::vector<double>& values, double share, double least = 0) {
-  std::vector<double> b = values;
-  for (double& x : b) x = std::fabs(x) * share + least;
-  return b;
-}
 // The squares have one sign, so rstd is relatively exact to the roundings of their sum.
 void bounds(OpRun& r, const RmsnormFwd& a) {
   const double relative = lanes(double(a.x.shape[1]));

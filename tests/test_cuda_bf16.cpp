@@ -377,6 +377,43 @@ TEST(CudaBf16, LinearRowsAreIndependentOfTheirNumber) {
   ask_for(TensorKernel::choose);
 }
 
+// With few rows the last block of a product norms them: by both kernels, with parts of k apart and in place.
+TEST(CudaBf16, ANormBehindAProductHasTheBitsOfItsOp) {
+  const auto expect_same = [](int64_t n, int64_t o, int64_t i, bool in_place) {
+    SCOPED_TRACE(cat(n, " rows, ", i, " to ", o));
+    Call t(table_kernels, DType::bf16);
+    const Weight w = t.weight("w", o, i);
+    const Tensor x = t.act("x", {n, i}), r = t.act("r", {n, o}), gain = t.act("gain", {o});
+    LinearParts parts = t.parts(n, o, i);
+    if (!parts.arrivals) parts.arrivals = t.index("arrivals", {kLinearTiles}, std::vector<int32_t>(kLinearTiles));
+    const auto norm_of = [&](const std::string& name) {
+      return LinearNorm{.y = t.act_out(name, {n, o}), .rstd = t.stat_out(name + " rstd", {n}), .w = gain, .eps = 1e-6f};
+    };
+    const Tensor alone = t.act_out("alone", {n, o});
+    table_kernels.linear_fwd({alone, x, w, {}, r, parts}, {});
+    const LinearNorm separate = norm_of("normed alone");
+    table_kernels.rmsnorm_fwd({separate.y, separate.rstd, alone, gain, separate.eps}, {});
+    LinearFwd a{in_place ? r : t.act_out("y", {n, o}), x, w, {}, r, parts};
+    a.norm = norm_of("normed");
+    table_kernels.linear_fwd(a, {});
+    EXPECT_EQ(t[in_place ? "r" : "y"].bits(), t["alone"].bits());
+    EXPECT_EQ(t["normed"].bits(), t["normed alone"].bits());
+    EXPECT_EQ(t["normed rstd"].bits(), t["normed alone rstd"].bits());
+    for (const double count : t["arrivals"].values()) EXPECT_EQ(count, 0);
+  };
+  for (const TensorKernel kernel : {TensorKernel::choose, TensorKernel::mma}) {
+    ask_for(kernel);
+    for (const int64_t i : {72, 2056})
+      for (const int64_t n : {1, 13, 16, 17}) expect_same(n, 200, i, n == 13);
+    expect_same(3, 203, 72, false);  // no whole packs: two kernels
+    in_all_orders([&] {
+      expect_same(5, 136, 72, true);
+      expect_same(5, 136, 2056, false);
+    });
+  }
+  ask_for(TensorKernel::choose);
+}
+
 // Clusters of two blocks, the second of which has no rows in the last; EmuMachine.EveryTileHasTheBitsOfMmaSync has the
 // other tiles.  A tile takes more stages than the ring has, so every block waits for the other.
 TEST(CudaBf16, ClustersHaveTheBitsOfBlocksAlone) {

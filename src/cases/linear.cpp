@@ -32,6 +32,10 @@ Call linear_fwd(Operands& o, const Dims& d) {
   if (d["residual"]) a.residual = d["in_place"] ? a.y : o.in("residual", {M, N}, gap ? gap + 1 : 0);
   if (const int64_t n = linear_sums(M, N, K); n > 0 && o.act == DType::bf16 && d["apart"])
     a.parts = {o.stat_scratch("sums", {n}), o.index("arrivals", {kLinearTiles}, std::vector<int32_t>(kLinearTiles))};
+  if (d["norm"]) {
+    if (!a.parts.arrivals) a.parts.arrivals = o.index("arrivals", {kLinearTiles}, std::vector<int32_t>(kLinearTiles));
+    a.norm = {.y = o.out("normed", {M, N}), .rstd = o.stat_out("rstd", {M}), .w = o.in("gain", {N}), .eps = 1e-6f};
+  }
   if (d["sums"]) {
     a.parts = {};
     a.vocab_sums = {.tiles = o.stat_scratch("tiles", {M, vocab_tiles(N) + 1, 3}), .target = {}, .only = d["sums"] == 2};
@@ -96,11 +100,13 @@ std::vector<OpCase> linear_cases() {
             kInPlace,
             edge("apart", "1: memory for parts of k apart, as in decoding", 1),
             edge("sums", "1: y are logits, whose tiles are summed up; 2: and which are not wanted themselves"),
-            edge("swiglu", "1: SwiGLU of y, which is not wanted itself")},
+            edge("swiglu", "1: SwiGLU of y, which is not wanted itself"),
+            edge("norm", "1: the norm of y, too")},
            {"M=1,N=1,K=1", "M=1,N=3,K=17,bias=1", "M=2,N=16,K=64,residual=1", "M=3,N=17,K=65,gap=5,bias=1,residual=1",
             "M=5,N=33,K=31,residual=1,in_place=1", "M=13,N=15,K=63,gap=3,bias=1,residual=1,in_place=1",
             "M=17,N=67,K=130,bias=1", "M=65,N=48,K=40,gap=16,residual=1,in_place=1", "M=130,N=129,K=19,gap=1,bias=1",
-            "M=3,N=17,K=65,sums=1", "M=66,N=520,K=72,sums=1", "M=5,N=34,K=65,swiglu=1", "M=66,N=224,K=72,swiglu=1"},
+            "M=3,N=17,K=65,sums=1", "M=66,N=520,K=72,sums=1", "M=5,N=34,K=65,swiglu=1", "M=66,N=224,K=72,swiglu=1",
+            "M=5,N=33,K=65,residual=1,norm=1", "M=16,N=72,K=2056,residual=1,in_place=1,norm=1"},
            linear_fwd},
           {"linear_bwd_input",
            {m, n, k, {"accumulate", 0, "1: adds to dx", 0}, kKernel, kGap},

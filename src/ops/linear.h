@@ -84,8 +84,8 @@ struct LinearParts {
   Tensor sums;      // stat [linear_sums(N, O, I)] or more, scratch
   Tensor arrivals;  // i32 [kLinearTiles], zeros before and after each call: blocks that have arrived, by tile
 };
-constexpr int64_t kLinearTiles = 1024;
-constexpr int64_t kApartRows = 512;  // more rows have tiles enough
+constexpr int64_t kLinearTiles = 1024;  // (the last is for a norm behind the product)
+constexpr int64_t kApartRows = 512;     // more rows have tiles enough
 // The number of parts that can be apart so: 0 where they cannot, or there is one.
 constexpr int64_t linear_parts_apart(int64_t rows, int64_t columns, int64_t depth) {
   const int64_t parts = linear_parts(columns, depth);
@@ -94,6 +94,17 @@ constexpr int64_t linear_parts_apart(int64_t rows, int64_t columns, int64_t dept
 constexpr int64_t linear_sums(int64_t rows, int64_t columns, int64_t depth) {
   return linear_parts_apart(rows, columns, depth) * rows * ((columns + 1) / 2 * 2);
 }
+
+// With no more rows of bf16 than this, the block of a product that is the last to end norms them sooner than a kernel
+// of its own would.
+constexpr int64_t kNormedRows = 16;
+// The norm of a product's rows: RmsnormFwd (ops/norm.h) of them.
+struct LinearNorm {
+  Tensor y;     // act [N, O] out, rows may be strided
+  Tensor rstd;  // stat [N] out
+  Tensor w;     // act [O]
+  float eps;
+};
 
 // y = x wT (+ bias) (+ residual)
 struct LinearFwd {
@@ -105,6 +116,7 @@ struct LinearFwd {
   LinearParts parts = {};     // or absent; read in bf16 only
   VocabSums vocab_sums = {};  // or absent: y are logits, without bias and residual
   Tensor swiglu = {};         // act [N, O / 2] out: swiglu_fwd of y, which is scratch then; or absent
+  LinearNorm norm = {};       // or absent; of y, for which parts.arrivals are there
   void check(Contract& c) const {
     const int64_t N = x.shape[0], O = w.outputs();
     w.check(c, "w");
@@ -122,6 +134,13 @@ struct LinearFwd {
       c.that(O % 2 == 0 && !bias && !residual && !vocab_sums.tiles && y.contiguous(),
              "y is gates and ups, expected them contiguous without bias, residual or tiles");
     }
+    if (norm.y) {
+      c.act("norm.y", norm.y, {N, O}, c.strided);
+      c.stat("norm.rstd", norm.rstd, {N});
+      c.act("norm.w", norm.w, {O});
+      c.that(!vocab_sums.tiles && !swiglu, "y is normed, expected it without tiles or SwiGLU");
+      c.index("arrivals", parts.arrivals, {kLinearTiles});
+    }
     if (!parts.sums) return;
     const int64_t least = linear_sums(N, O, w.inputs());
     c.stat("sums", parts.sums, {parts.sums.shape[0]});
@@ -129,8 +148,9 @@ struct LinearFwd {
     c.index("arrivals", parts.arrivals, {kLinearTiles});
   }
   Cost cost() const {
-    return {2 * x.shape[0] * w.inputs() * w.outputs() + 5 * swiglu.size(), detail::total_bytes(x, w, bias, residual),
-            detail::total_bytes(results(), vocab_sums.tiles, swiglu)};
+    return {2 * x.shape[0] * w.inputs() * w.outputs() + 5 * swiglu.size() + 4 * norm.y.size(),
+            detail::total_bytes(x, w, bias, residual, norm.w),
+            detail::total_bytes(results(), vocab_sums.tiles, swiglu, norm.y, norm.rstd)};
   }
   Stretch stretch(int multiprocessors) const {
     const int64_t N = x.shape[0], O = w.outputs(), I = w.inputs(), apart = parts.sums ? linear_parts_apart(N, O, I) : 0;
@@ -140,7 +160,7 @@ struct LinearFwd {
                                                         : kOnePartTiles;
     return {.flops = tile_stretch(tiles, N, O, I, multiprocessors, std::max<int64_t>(1, apart))};
   }
-  auto outputs() const { return std::array{results(), swiglu}; }
+  auto outputs() const { return std::array{results(), swiglu, norm.y, norm.rstd}; }
 
  private:
   Tensor results() const { return vocab_sums.only || swiglu ? Tensor{} : y; }  // y, if it is wanted

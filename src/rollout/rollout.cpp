@@ -125,9 +125,9 @@ Rollout::State Rollout::make_state(const Sampling& sampling) const {
   const Tensor drawn = scratch_.alloc("rollout.drawn", DType::u8, {draws * (width + 4)});
   const int64_t sums = forward_sums(model_, 1 + limits_.max_batched_tokens);
   LinearParts parts;
-  if (sums > 0) {
-    parts = {scratch_.alloc("rollout.sums", model_.stat, {sums}),
-             scratch_.alloc("rollout.arrivals", DType::i32, {kLinearTiles})};
+  if (sums > 0) parts.sums = scratch_.alloc("rollout.sums", model_.stat, {sums});
+  if (model_.dtype == DType::bf16) {
+    parts.arrivals = scratch_.alloc("rollout.arrivals", DType::i32, {kLinearTiles});
     model_.device.zero({parts.arrivals});
   }
   // For rows of several cuts (PagedCuts).
