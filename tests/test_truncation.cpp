@@ -176,8 +176,8 @@ TEST(Truncation, TheLossIsThatOfTheKeptIdsAlone) {
       });
 }
 
-// Log-prob, entropy, loss and gradient by JAX's autodiff, with the mask given (tools/make_truncated_golden.py).
-TEST(Truncation, GradientsAreThoseOfAutodiff) {
+// Log-prob, entropy, loss and gradient by torch autograd, with the mask given (tools/make_truncated_golden.py).
+TEST(Truncation, GradientsAreThoseOfTorch) {
   const nlohmann::json golden = read_json_file("tests/golden/truncated_losses.json");
   const std::vector<double> row = golden["row"];
   int kept_all = 0;
