@@ -187,6 +187,42 @@ TEST(Methods, AdaptersReadTheBlocksOfTheirSampler) {
   EXPECT_GT(budgets.size(), 1u) << "no budget moved";
 }
 
+// A preset of one value is that key over its base, and no other.
+TEST(Methods, PresetsOfOneKeyAreThatKey) {
+  struct OneKey {
+    std::string preset, base, key;
+  };
+  const std::vector<OneKey> all = {
+      {"dash-no-kl", "dash", "actor.use_kl_loss=false"},
+      {"mask-truncated", "", "algorithm.mask_truncated_completions=true"},
+      {"rpo-whole", "rpo", "algorithm.rpo.cut=length"},
+      {"sequence-mask", "naive-sparse", "algorithm.rollout_correction.rollout_rs=geometric"},
+      {"token-mask", "naive-sparse", "algorithm.rollout_correction.rollout_rs=token"},
+      {"unbiased-kl", "sparse-rl-paper", "actor.use_bias_correction_kl=true"}};
+  const std::regex value("(^|\n)[a-z_.]+ = ");
+  std::set<std::string> listed, present;
+  for (const OneKey& one : all) listed.insert(one.preset);
+  for (const std::string& name : preset_names("toml")) {
+    const std::string text = read_text("data/presets/" + name + ".toml");
+    const auto values = std::distance(std::sregex_iterator(text.begin(), text.end(), value), std::sregex_iterator());
+    const bool based = text.find("\nbase = ") != std::string::npos;
+    if (values - (based ? 1 : 0) == 1) present.insert(name);
+  }
+  EXPECT_EQ(listed, present);
+  const auto config = [](const std::vector<std::string>& names) {
+    std::vector<std::string> arguments = {"quickstart-quest"};
+    for (const std::string& name : names)
+      if (!name.empty()) arguments.push_back(name);
+    Config c = load_config(arguments);
+    c.trainer.experiment_name.clear();
+    return c;
+  };
+  for (const OneKey& one : all) {
+    EXPECT_EQ(config({one.preset}), config({one.base, one.key})) << one.preset;
+    EXPECT_NE(config({one.preset}), config({one.base})) << one.preset;
+  }
+}
+
 std::string refusal(std::vector<std::string> names) {
   try {
     load_config(names);

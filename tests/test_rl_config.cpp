@@ -661,7 +661,8 @@ TEST(ConfigCheck, Warnings) {
                       "rollout.kv.method=quest", "algorithm.rollout_correction.veto=1e-4"}),
              "entropy of distill.enable");
   EXPECT_HAS(warning({"actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"}), "twice");
-  EXPECT_HAS(warning({"actor.use_kl_loss=true", "actor.kl_loss_type=k1"}), "expected gradient is 0");
+  EXPECT_HAS(warning({"actor.use_kl_loss=true", "actor.kl_loss_type=k1"}),
+             "biased as a loss: its expected gradient is 0");
   EXPECT_TRUE(config_warnings(with({"actor.kl_loss_type=k1"})).empty()) << "no KL in the loss";
   EXPECT_TRUE(
       config_warnings(with({"actor.use_kl_loss=true", "actor.kl_loss_type=k1", "actor.use_bias_correction_kl=true"}))

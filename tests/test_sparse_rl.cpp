@@ -55,16 +55,16 @@ TEST_P(Sparse, PresetsTrain) {
   EXPECT_FALSE(same_bits(run.parameters(), before));
 }
 
-INSTANTIATE_TEST_SUITE_P(Presets, Sparse,
-                         testing::Combine(testing::Values("sparse-rl", "sparse-rl-paper", "sparse-rl-released",
-                                                          "naive-sparse", "jackpot", "score-centring",
-                                                          "off-policy-mask"),
-                                          testing::Values("quest", "rkv")),
-                         [](const auto& info) {
-                           std::string name = cat(std::get<0>(info.param), "_", std::get<1>(info.param));
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Presets, Sparse,
+    testing::Combine(testing::Values("sparse-rl", "sparse-rl-paper", "sparse-rl-released", "naive-sparse", "jackpot",
+                                     "score-centring", "off-policy-mask", "token-mask", "sequence-mask", "unbiased-kl"),
+                     testing::Values("quest", "rkv")),
+    [](const auto& info) {
+      std::string name = cat(std::get<0>(info.param), "_", std::get<1>(info.param));
+      std::replace(name.begin(), name.end(), '-', '_');
+      return name;
+    });
 
 TEST(SparseRl, TheReplayPresetIsExact) {
   for (const Keys& keys : {quest, rkv}) {

@@ -341,8 +341,8 @@ std::vector<std::string> config_warnings(const Config& c) {
                         extra, ": the objective changes"));
   if (c.actor.use_kl_loss && c.actor.kl_loss_type == KlLoss::k1 && !c.actor.use_bias_correction_kl)
     lines.push_back(
-        "actor.kl_loss_type = k1: as a loss its expected gradient is 0, so that it adds noise and does not hold the "
-        "policy to the reference; take k2, k3 or exact, or k1 in the reward (algorithm.use_kl_in_reward)");
+        "actor.kl_loss_type = k1 is biased as a loss: its expected gradient is 0, so that it adds noise and does not "
+        "hold the policy to the reference; take k2, k3 or exact, or k1 in the reward (algorithm.use_kl_in_reward)");
   if (c.actor.use_kl_loss && c.algorithm.use_kl_in_reward)
     lines.push_back("actor.use_kl_loss and algorithm.use_kl_in_reward are both on: the KL counts twice");
   if (!c.trainer.exact)

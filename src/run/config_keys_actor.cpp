@@ -27,8 +27,8 @@ Groups actor_keys() {
       {{is("actor.use_kl_loss", {"true"})},
        {KEY(actor.kl_loss_coef, at_least(0), "", "coefficient of the KL in the loss", "verl"),
         KEY(actor.kl_loss_type, any, "",
-            "estimator of the KL in the loss; k1: its expected gradient is 0, so that nothing holds the policy to the "
-            "reference; exact: sum over the vocabulary",
+            "estimator of the KL in the loss; k1: biased, since its expected gradient is 0, so that nothing holds the "
+            "policy to the reference; exact: sum over the vocabulary",
             "verl, Schulman 2020")}},
       {{is("actor.use_kl_loss", {"true"}), is("actor.kl_loss_type", {"k1", "k2", "k3"})},
        {KEY(actor.use_bias_correction_kl, any, "",
