@@ -234,6 +234,31 @@ TEST_F(Experiments, ProseQuotesTheTables) {
   EXPECT_GT(quoted, 50u);
 }
 
+// Accuracies of the README at step 200: means over the seeds of the quickstart and of its difference to RPC.
+TEST_F(Experiments, TheReadmeQuotesTheRecords) {
+  const std::string script =
+      "import json, sys\n"
+      "sys.path.insert(0, 'tools/experiments')\n"
+      "from paired import interval\n"
+      "ends = {'quickstart': {}, 'quickstart-rpc': {}}\n"
+      "for row in map(json.loads, open('tools/experiments/results/quickstart.jsonl')):\n"
+      "  ends[row['name']][row['seed']] = row['curve']['accuracy'][row['curve']['step'].index(200)]\n"
+      "all, rpc = ([runs[seed] for seed in range(1, 9)] for runs in ends.values())\n"
+      "for values in all, rpc, [x - y for x, y in zip(all, rpc)]:\n"
+      "  print(' ± '.join(('%.3f' % x)[1:] for x in interval(values)[:2]))\n";
+  const Outcome o = shell("python3 -B " + write("quickstart.py", script));
+  ASSERT_EQ(o.code, 0) << o.err;
+  std::stringstream lines(o.out);
+  std::array<std::string, 3> values;
+  for (std::string& value : values) std::getline(lines, value);
+  std::string readme = read_text("README.md");
+  std::replace(readme.begin(), readme.end(), '\n', ' ');
+  const std::string sentence = "GRPO on all tokens reaches " + values[0] +
+                               ", GRPO on random prefixes of the responses (RPC) " + values[1] +
+                               "; their difference is " + values[2];
+  EXPECT_NE(readme.find(sentence), std::string::npos) << sentence;
+}
+
 // Percentages of the table of methods, from the records: differences over the baseline's mean, or means of a run.
 TEST_F(Experiments, TheMethodsPageQuotesTheRecords) {
   struct Figure {
