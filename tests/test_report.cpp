@@ -93,7 +93,7 @@ class Report : public Program {
   const std::string hostile_ = "a</script><!--<b>\x01\x1b\n\"'&\xef\xbf\xbd\xe2\x80\xa8z";
 };
 
-TEST_F(Report, SeedsMayStartFromModelsOfTheirOwn) {
+TEST_F(Report, SeedsMayStartFromModelsOfTheirOwnOrFromOne) {
   std::string runs;
   const auto add = [&](const std::string& name, int seed, const std::string& model) {
     runs += " " + write_run(name, seed, 20, 1);
@@ -101,10 +101,12 @@ TEST_F(Report, SeedsMayStartFromModelsOfTheirOwn) {
   };
   add("a-s1", 1, "runs/sft-s1/model"), add("a-s2", 2, "runs/sft-s2/model"), add("a-s12", 12, "runs/sft-s12/model");
   add("b-s1", 1, "runs/sft-s12/model"), add("b-s2", 2, "runs/sft-s1/model");
+  add("c-s1", 1, "runs/c-s1/model"), add("c-s2", 2, "runs/c-s1/model"), add("c-s3", 3, "runs/c-s1/model");
   const json groups = data(report(runs))["groups"];
-  ASSERT_EQ(groups.size(), 3u) << groups;
+  ASSERT_EQ(groups.size(), 4u) << groups;
   EXPECT_EQ(groups[0]["runs"], json({0, 1, 2}));
   EXPECT_EQ(groups[0]["name"], "a");
+  EXPECT_EQ(groups[3]["runs"], json({5, 6, 7}));
 }
 
 TEST_F(Report, NumbersOfRunsAndGroups) {

@@ -104,11 +104,11 @@ Json read_config(const std::string& path) {
   return config;
 }
 
-// All but what two seeds of one experiment differ in: where they write, what they draw, and a model of each seed's own
-// (model.path = "runs/sft-s1/model" of seed 1).
-Json experiment(Json config) {
+// All but what two seeds of one experiment differ in: where they write, what they draw, and, if `own_models`, a model
+// of each seed's own (model.path = "runs/sft-s1/model" of seed 1).
+Json experiment(Json config, bool own_models) {
   const std::string seed = config.value("trainer.seed", "");
-  if (!seed.empty() && seed.find_first_not_of("0123456789") == std::string::npos)
+  if (own_models && !seed.empty() && seed.find_first_not_of("0123456789") == std::string::npos)
     config["model.path"] =
         std::regex_replace(config.value("model.path", ""), std::regex(cat("(s|seed)[-_.]?", seed, "(?![0-9])")), "$1");
   for (const char* key : {"trainer.seed", "trainer.default_local_dir"}) config.erase(key);
@@ -130,6 +130,7 @@ std::string common_name(const std::vector<std::string>& names) {
 
 std::string report_data(const std::vector<std::string>& directories) {
   Json runs = Json::array(), groups = Json::array();
+  std::vector<Json> configs;
   uintmax_t bytes = 0;
   for (const std::string& d : directories) {
     std::error_code absent;
@@ -145,12 +146,18 @@ std::string report_data(const std::vector<std::string>& directories) {
       Json& column = series[metric] = Json::array();
       for (const double v : values) column.push_back(number(v));
     }
+    const auto is_seed_of = [&](const Json& group, bool own_models) {
+      return std::all_of(group["runs"].begin(), group["runs"].end(), [&](const Json& i) {
+        return experiment(configs[i.get<size_t>()], own_models) == experiment(config, own_models);
+      });
+    };
     const auto same = std::find_if(groups.begin(), groups.end(),
-                                   [&](const Json& g) { return experiment(g["config"]) == experiment(config); });
+                                   [&](const Json& g) { return is_seed_of(g, false) || is_seed_of(g, true); });
     if (same == groups.end())
       groups.push_back({{"name", ""}, {"runs", {runs.size()}}, {"config", config}});
     else
       (*same)["runs"].push_back(runs.size());
+    configs.push_back(config);
     const std::string planned = config.value("trainer.total_training_steps", "");
     runs.push_back({{"name", log.name},
                     {"path", log.path},
