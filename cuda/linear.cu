@@ -27,16 +27,6 @@ constexpr int kSide = 16, kEach = 4, kTile = kSide * kEach;  // threads of a sid
 constexpr int kDepth = 16;                                   // of what lies in shared memory
 constexpr int kThreads = kSide * kSide;
 
-// The norm of the rows of y (LinearFwd::norm), or y null.
-struct NormOfRows {
-  bf16* y;
-  float* rstd;
-  const bf16* w;
-  int64_t stride;  // of y
-  float eps;
-  unsigned* arrivals;  // blocks that have finished a tile
-};
-
 // y = x wT (+ bias) (+ residual): sums over k of x[row][k] and w[column][k]; with kTranspose y = x w (+ residual), the
 // sums over k of x[row][k] and w[k][column].
 template <class T, bool kTranspose>
@@ -55,12 +45,11 @@ struct Forward {
   // From LinearParts, if each part of k has a block of its own; else null.
   float* sums;
   unsigned* arrivals;
-  NormOfRows norm;
 
   Results<T> results() const { return {y, y_stride, columns}; }
   // Returns true if tensor copies can store y.
   bool stores_by_boxes() const {
-    return pairs && !norm.y && columns % 2 == 0 && y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
+    return pairs && columns % 2 == 0 && y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
   }
   // The number of such parts, or 0.
   int apart() const { return !kTranspose && sums ? ceil_div(depth, part) : 0; }
@@ -137,6 +126,20 @@ struct Gated : Forward<bf16, false> {
   using WgmmaStage = WgmmaGatedStage<kRows, kColumns>;
 
   Results<bf16> results() const { return {y, y_stride, columns / 2}; }
+};
+
+// y, and the norms of its rows, of which there are few.
+struct Normed : Forward<bf16, false> {
+  struct {
+    bf16* y;
+    float* rstd;
+    const bf16* w;
+    int64_t stride;  // of y
+    float eps;
+    unsigned* arrivals;  // blocks that have finished a tile
+  } norm;
+
+  static constexpr bool stores_by_boxes() { return false; }  // the last block reads y
 };
 
 // dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain continues what is there.
@@ -313,6 +316,9 @@ void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, c
   } else if constexpr (std::is_same_v<Product, Head>) {
     take.template operator()<64, 128>();
     take.template operator()<128, 128>();
+  } else if constexpr (std::is_same_v<Product, Normed>) {
+    take.template operator()<64, 32>();
+    take.template operator()<64, 64>();
   } else {
     take.template operator()<128, 128>();
     if constexpr (!kGradient && !kParts) {
@@ -325,7 +331,7 @@ void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, c
     take.template operator()<128, 192>();
     if constexpr (!kParts) take.template operator()<256, 192>();
   }
-  if constexpr (!kParts) take.template operator()<128, 256>();
+  if constexpr (!kParts && !std::is_same_v<Product, Normed>) take.template operator()<128, 256>();
   expect(taken, op, ": no kernel has tiles of ", tile.rows, " x ", tile.columns);
 }
 // aligned: rows of x and of the weight begin at multiples of 16 bytes.
@@ -386,18 +392,22 @@ void multiply_forward(const char* op, const Forward<T, kTranspose>& p, const Ten
   else
     multiply_on_cuda_cores<true>(op, p, stream);
 }
-// Returns the norm of y if the kernel of the product is to compute it.
-NormOfRows norm_of_rows(const LinearFwd& a) {
+// Computes the norm of y by the kernel of its product; returns false if these shapes have none.
+bool multiply_and_norm(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
+  static_assert(kNormedRows <= kFewRows);
   const LinearNorm& n = a.norm;
-  if (!n.y || n.y.shape[0] > kNormedRows || !aligned16(a.y, {a.y.stride[0], a.y.shape[1]}) ||
-      !aligned16(n.y, {n.y.stride[0]}) || !aligned16(n.w, {}))
-    return {};
-  return {.y = n.y.as<bf16>(),
-          .rstd = n.rstd.as<float>(),
-          .w = n.w.as<bf16>(),
-          .stride = n.y.stride[0],
-          .eps = n.eps,
-          .arrivals = reinterpret_cast<unsigned*>(a.parts.arrivals.as<int32_t>()) + kLinearTiles - 1};
+  if (p.rows == 0 || p.rows > kNormedRows || !takes_tensor_copies(a.x, a.w) ||
+      !aligned16(a.y, {p.y_stride, p.columns}) || !aligned16(n.y, {n.y.stride[0]}) || !aligned16(n.w, {}) ||
+      p.depth == 0 || (p.part < p.depth && !p.apart()))
+    return false;
+  const Normed normed{p,
+                      {n.y.as<bf16>(), n.rstd.as<float>(), n.w.as<bf16>(), n.y.stride[0], n.eps,
+                       reinterpret_cast<unsigned*>(a.parts.arrivals.as<int32_t>()) + kLinearTiles - 1}};
+  if (takes_wgmma(true))
+    multiply_by_wgmma<false>(op, kNormedTiles, normed, stream);
+  else
+    launch_mma<kFewRows, true>(op, normed, stream);
+  return true;
 }
 // Computes SwiGLU by the kernel of its product; returns false if these shapes have none.
 bool multiply_and_gate(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
@@ -442,16 +452,16 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
   const char* op = "linear_fwd";
   with_act(op, a.x, [&](auto type) {
     using T = decltype(type);
-    auto p = forward_product<T, false>(a.y, a.x, a.w, a.bias, a.residual, a.parts);
+    const auto p = forward_product<T, false>(a.y, a.x, a.w, a.bias, a.residual, a.parts);
     if constexpr (std::is_same_v<T, bf16>) {
-      p.norm = norm_of_rows(a);
+      if (a.norm.y && multiply_and_norm(op, p, a, stream)) return;
       if (a.vocab_sums.tiles && multiply_and_sum(op, p, a, stream)) return;
       if (a.swiglu && multiply_and_gate(op, p, a, stream)) return;
     }
     multiply_forward(op, p, a.x, a.w, stream);
     sum_vocabulary(a, stream);
     if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
-    if (a.norm.y && !p.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
+    if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
   });
 }
 

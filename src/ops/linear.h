@@ -157,6 +157,7 @@ struct LinearFwd {
     const auto tiles = linear_parts(O, I) > 1 && !apart ? kPartsTiles
                        : vocab_sums.tiles               ? kHeadTiles
                        : swiglu                         ? kGatedTiles
+                       : norm.y && N <= kNormedRows     ? kNormedTiles
                                                         : kOnePartTiles;
     return {.flops = tile_stretch(tiles, N, O, I, multiprocessors, std::max<int64_t>(1, apart))};
   }
