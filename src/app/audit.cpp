@@ -18,7 +18,7 @@ namespace pare {
 namespace {
 
 struct Options {
-  Shorthands shorthands{{{"--device", "trainer.device"}}};
+  Shorthands shorthands{{{"--device"}}};
   std::vector<std::string> arguments;  // the run, then overrides
   int64_t step = 0;
   int ranks = 1;

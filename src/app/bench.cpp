@@ -18,11 +18,7 @@ namespace pare {
 namespace {
 
 struct Options {
-  Shorthands keys{{{"--device", "trainer.device"},
-                   {"--exact", "trainer.exact"},
-                   {"--dtype", "model.dtype"},
-                   {"--threads", "trainer.threads"},
-                   {"--comm", "trainer.comm"}}};
+  Shorthands keys{{{"--device"}, {"--exact"}, {"--dtype"}, {"--threads"}, {"--comm"}}};
   std::string op;
   std::vector<std::string> shapes;
   bool json = false;

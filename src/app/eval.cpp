@@ -20,21 +20,21 @@ namespace pare {
 namespace {
 
 struct Options {
-  Shorthands keys{{{"--model", "model.path"},
-                   {"--adapter", "model.lora.adapter_path", "LoRA adapter, a folder of PEFT"},
-                   {"--tokenizer", "data.tokenizer"},
-                   {"--verifier", "data.reward"},
-                   {"--n", "rollout.val_kwargs.n"},
-                   {"--temperature", "rollout.val_kwargs.temperature"},
-                   {"--top-p", "rollout.val_kwargs.top_p"},
-                   {"--top-k", "rollout.val_kwargs.top_k"},
-                   {"--min-p", "rollout.val_kwargs.min_p"},
-                   {"--max-prompt-length", "data.max_prompt_length"},
-                   {"--max-response-length", "data.max_response_length"},
-                   {"--seed", "trainer.seed"},
-                   {"--threads", "trainer.threads"},
-                   {"--device", "trainer.device"},
-                   {"--exact", "trainer.exact"}}};
+  Shorthands keys{{{"--model"},
+                   {"--adapter", "LoRA adapter, a folder of PEFT"},
+                   {"--tokenizer"},
+                   {"--verifier"},
+                   {"--n"},
+                   {"--temperature"},
+                   {"--top-p"},
+                   {"--top-k"},
+                   {"--min-p"},
+                   {"--max-prompt-length"},
+                   {"--max-response-length"},
+                   {"--seed"},
+                   {"--threads"},
+                   {"--device"},
+                   {"--exact"}}};
   std::vector<std::string> config;
   std::string data, out, keep;
   std::vector<int64_t> k;

@@ -32,22 +32,22 @@ using Clock = std::chrono::steady_clock;
 
 struct Options {
   Shorthands keys{
-      {{"--model", "model.path", "Hugging Face folder"},
-       {"--adapter", "model.lora.adapter_path", "LoRA adapter, a PEFT folder"},
-       {"--tokenizer", "data.tokenizer", "ssa, a tokenizer file or a folder with one; default: the model's"},
-       {"--chat-format", "data.chat_template",
+      {{"--model", "Hugging Face folder"},
+       {"--adapter", "LoRA adapter, a PEFT folder"},
+       {"--tokenizer", "ssa, a tokenizer file or a folder with one; default: the model's"},
+       {"--chat-format",
         "chatml, qwen2.5, qwen3, llama-3, deepseek-r1, plain or a text with {problem}; default: the model's own"},
-       {"--max-new-tokens", "data.max_response_length", "longest response, in tokens"},
-       {"--n", "rollout.val_kwargs.n", "samples per prompt"},
-       {"--temperature", "rollout.val_kwargs.temperature", "0: greedy"},
-       {"--top-p", "rollout.val_kwargs.top_p", "1: off"},
-       {"--top-k", "rollout.val_kwargs.top_k", "0: off"},
-       {"--min-p", "rollout.val_kwargs.min_p", "0: off"},
-       {"--seed", "trainer.seed"},
-       {"--threads", "trainer.threads"},
-       {"--device", "trainer.device"},
-       {"--exact", "trainer.exact"},
-       {"--dtype", "model.dtype"}}};
+       {"--max-new-tokens", "longest response, in tokens"},
+       {"--n", "samples per prompt"},
+       {"--temperature", "0: greedy"},
+       {"--top-p", "1: off"},
+       {"--top-k", "0: off"},
+       {"--min-p", "0: off"},
+       {"--seed"},
+       {"--threads"},
+       {"--device"},
+       {"--exact"},
+       {"--dtype"}}};
   std::vector<std::string> config;
   std::optional<std::string> prompt, chat, system, file;
   bool greedy = false, no_thinking = false, jsonl = false, quiet = false;

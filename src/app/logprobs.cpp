@@ -22,10 +22,10 @@ struct Options {
   int64_t max_rows = 4096;
   int threads = 0;
   bool force = false;
-  Shorthands keys{{{"--adapter", "model.lora.adapter_path", "LoRA adapter, a folder of PEFT; then --grads are its own"},
-                   {"--device", "trainer.device"},
-                   {"--exact", "trainer.exact"},
-                   {"--dtype", "model.dtype"}}};
+  Shorthands keys{{{"--adapter", "LoRA adapter, a folder of PEFT; then --grads are its own"},
+                   {"--device"},
+                   {"--exact"},
+                   {"--dtype"}}};
 };
 
 std::vector<std::vector<int32_t>> read_ids(const std::string& path, const ModelConfig& config) {

@@ -20,8 +20,7 @@ namespace pare {
 namespace {
 
 struct Options {
-  Shorthands shorthands{
-      {{"--device", "trainer.device", "device to plan for, which need not be present"}, {"--exact", "trainer.exact"}}};
+  Shorthands shorthands{{{"--device", "device to plan for, which need not be present"}, {"--exact"}}};
   std::vector<std::string> config;
   std::string memory, machine, lengths = "worst", largest, compare;
   bool json = false;

@@ -7,7 +7,7 @@ namespace pare {
 
 void Shorthands::add(const Command& command) {
   for (size_t i = 0; i < flags_.size(); i++) {
-    const ConfigKey& key = config_key(flags_[i].key);
+    const ConfigKey& key = config_key(flags_[i].name);
     const std::string meaning = flags_[i].meaning ? flags_[i].meaning : key.meaning;
     command.option(flags_[i].name, values_[i], cat(meaning, " (", key.name, ")"))
         .type_name(key.type == "string"             ? "TEXT"
@@ -21,13 +21,13 @@ std::vector<std::string> Shorthands::overrides(const Command& command) const {
   std::vector<std::string> all;
   for (size_t i = 0; i < flags_.size(); i++) {
     if (!command.given(flags_[i].name)) continue;
-    const std::string key = flags_[i].key, type = config_key(key).type;
-    std::string value = type == "string" ? toml_quote(values_[i]) : values_[i];
-    if (type == "boolean") {
+    const ConfigKey& key = config_key(flags_[i].name);
+    std::string value = key.type == "string" ? toml_quote(values_[i]) : values_[i];
+    if (key.type == "boolean") {
       if (value != "on" && value != "off") fail(flags_[i].name, ": expected on or off, found ", value);
       value = value == "on" ? "true" : "false";
     }
-    all.push_back(cat(key, "=", value));
+    all.push_back(cat(key.name, "=", value));
   }
   return all;
 }

@@ -10,8 +10,8 @@ namespace pare {
 class Shorthands {
  public:
   struct Flag {
-    const char *name, *key;
-    const char* meaning = nullptr;  // where the key's own does not fit the command
+    const char* name;               // in the row of its key
+    const char* meaning = nullptr;  // if the key's own does not fit the command
   };
   explicit Shorthands(std::vector<Flag> flags) : flags_(std::move(flags)), values_(flags_.size()) {}
 

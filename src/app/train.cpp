@@ -21,7 +21,7 @@ namespace pare {
 namespace {
 
 struct Options {
-  Shorthands shorthands{{{"--device", "trainer.device"}, {"--exact", "trainer.exact"}}};
+  Shorthands shorthands{{{"--device"}, {"--exact"}}};
   std::vector<std::string> config;
   std::vector<std::string> accepted;  // --accept-changed
   std::string out, from, keys;

@@ -264,7 +264,7 @@ std::string to_toml(const Config& config) {
 
 const ConfigKey& config_key(const std::string& name) {
   for (const ConfigKey& k : config_keys())
-    if (k.name == name) return k;
+    if (k.name == name || std::find(k.flags.begin(), k.flags.end(), name) != k.flags.end()) return k;
   throw std::logic_error(cat("there is no key ", name));
 }
 

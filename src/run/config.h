@@ -180,6 +180,10 @@ template <class Keys>  // RolloutKeys, ValKeys
 Truncation truncation_of(const Keys& k) {
   return {static_cast<int32_t>(k.top_k), static_cast<float>(k.top_p), static_cast<float>(k.min_p)};
 }
+// True if the sampler attends to less than the learner.
+bool sparser_than_learner(const Config& config);
+// True if every rollout is trained on once, at the weights that sampled it.
+bool one_update(const Config& config);
 // The sampler's distribution is, bit by bit, that of the learner: sums have one order, and nothing is left out, or both
 // leave out the same.
 bool exact_rollout(const Config& config);
@@ -234,12 +238,14 @@ struct ConfigKey {
   std::string unit;             // empty: none
   std::string meaning, source;  // source: whose spelling and definition it is
   KeyDecides decides;
-  std::vector<KeyCondition> when;                        // unless all of them hold, the key has no effect
-  std::function<std::string(const Config&)> show;        // the value as TOML
-  std::function<void(Config&, const TomlItem&)> assign;  // throws Error(usage), without the key's name
+  std::vector<std::string> flags;                          // of commands, for the key
+  std::vector<std::function<void(const Config&)>> checks;  // throw Error(usage) if another key contradicts this one
+  std::vector<KeyCondition> when;                          // unless all of them hold, the key has no effect
+  std::function<std::string(const Config&)> show;          // the value as TOML
+  std::function<void(Config&, const TomlItem&)> assign;    // throws Error(usage), without the key's name
 };
 const std::vector<ConfigKey>& config_keys();
-const ConfigKey& config_key(const std::string& name);  // of a key that exists
+const ConfigKey& config_key(const std::string& name);  // of a key, or a flag, that exists
 
 // The tables of the reference; a key belongs to the longest name in front of its own.
 struct KeySection {

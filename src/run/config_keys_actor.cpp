@@ -8,13 +8,19 @@ Groups actor_keys() {
       {{},
        {KEY(actor.policy_loss.loss_mode, any, "",
             "vanilla: PPO's clipped ratio per token; gspo: one ratio per sequence; cispo: clipped, detached ratio",
-            "verl"),
+            "verl",
+            REFUSE_IF(v == PolicyLoss::gspo && c.actor.loss_agg_mode != LossAgg::seq_mean_token_mean,
+                      " = \"gspo\" has one loss per sequence; set actor.loss_agg_mode=seq-mean-token-mean"),
+            REFUSE_IF(v == PolicyLoss::gspo && c.actor.token_subset != TokenSubset::none,
+                      " = \"gspo\" needs the log-ratios of all tokens of a sequence, which actor.token_subset leaves "
+                      "out; set actor.token_subset=none")),
         KEY(actor.clip_ratio_low, at_least(0), "", "clip range below 1: the ratio is at least 1 minus this", "verl"),
         KEY(actor.clip_ratio_high, at_least(0), "", "clip range above 1: the ratio is at most 1 plus this",
             "verl, DAPO clip-higher")}},
       {{is("actor.policy_loss.loss_mode", {"vanilla", "gspo"})},
        {KEY(actor.clip_ratio_c, at_least(0), "",
-            "dual clip: bound, above 1, of the ratio at negative advantages; 0: off", "verl")}},
+            "dual clip: bound, above 1, of the ratio at negative advantages; 0: off", "verl",
+            REFUSE_IF(v != 0 && v <= 1, " = ", v, " bounds the ratio from above: expected 0 (off) or more than 1"))}},
       {{},
        {KEY(actor.loss_agg_mode, any, "", "aggregation of token losses into one number",
             "verl; group-token-mean: DAPO"),
@@ -39,7 +45,9 @@ Groups actor_keys() {
        {KEY(actor.entropy_coeff, at_least(0), "", "coefficient of the entropy bonus", "verl"),
         KEY(actor.ppo_epochs, at_least(1), "", "passes over the rollouts of a step", "verl; DASH PPO-Multi"),
         KEY(actor.ppo_mini_batch_size, at_least(0), "prompts", "prompts per optimizer update; 0: all of the step",
-            "verl; DASH PPO-Mini"),
+            "verl; DASH PPO-Mini",
+            REFUSE_IF(v > 0 && c.data.train_batch_size % v != 0, " = ", v,
+                      " does not divide data.train_batch_size = ", c.data.train_batch_size)),
         FREE(actor.ppo_max_token_len, at_least(1), "tokens",
              "most rows of a micro-batch; a longer sequence has one of its own. In bf16 the bits of a run depend on it",
              "verl: ppo_max_token_len_per_gpu"),
@@ -82,7 +90,10 @@ Groups actor_keys() {
        {KEY(learner.attention, any, "",
             "attention of the learner, forward and backward. dense: to all tokens; replay: to those that the sampler "
             "attended to, so that their log-probs agree bit by bit",
-            "pare")}},
+            "pare",
+            REFUSE_IF(v == LearnerAttention::replay && c.rollout.kv.merges(),
+                      " = \"replay\" replays which tokens were kept, rollout.kv.merge.method also changes their keys "
+                      "and values; set rollout.kv.merge.method=none"))}},
       {{},
        {KEY(learner.shards, within(1, 4096), "",
             "parts of an update, whose gradients are added in a fixed order, so that the number of ranks changes no "
@@ -98,12 +109,34 @@ Groups distill_keys() {
        {KEY(distill.enable, any, "",
             "samples from the trained model with adapters (model.lora). They learn the policy loss and a KL to the "
             "dense policy, through block-sparse attention; dense validation leaves them out",
-            "DistillSparse")}},
+            "DistillSparse",
+            REFUSE_IF(v && c.model.lora.rank == 0 && c.model.lora.adapter_path.empty(),
+                      " trains adapters of the sampler, and model.lora.rank = 0 gives it none; set model.lora.rank=32"),
+            REFUSE_IF(v && !c.rollout.kv.sparse_reads(),
+                      " needs a learner that attends as the sampler does, by blocks; set rollout.kv.method=quest or "
+                      "block_topk"),
+            REFUSE_IF(v && c.learner.attention == LearnerAttention::replay,
+                      " has a dense learner beside the sparse one, learner.attention = \"replay\" has none; set "
+                      "learner.attention=dense"),
+            REFUSE_IF(v && !c.trainer.exact && c.rollout.check_exact.value_or(false),
+                      " compares the sampler with the sparse learner, whose sums trainer.exact = false orders "
+                      "otherwise; set rollout.check_exact=auto"),
+            REFUSE_IF(v && c.actor.policy_loss.loss_mode == PolicyLoss::gspo,
+                      " has a ratio for each token, actor.policy_loss.loss_mode = \"gspo\" one for a sequence; set "
+                      "actor.policy_loss.loss_mode=vanilla"))}},
       {{on},
        {KEY(distill.order, any, "",
             "weights at which the adapters' gradient is taken. before: those of the teacher; after: the updated ones, "
             "as released",
-            "pare"),
+            "pare",
+            REFUSE_IF(c.distill.enable && v == DistillOrder::after && c.rollout.check_exact.value_or(false),
+                      " = \"after\" takes the sparse learner to weights that the sampler had not, which "
+                      "rollout.check_exact forbids; set rollout.check_exact=auto, or distill.order=before"),
+            REFUSE_IF(
+                c.distill.enable && v == DistillOrder::after &&
+                    (c.distill.kl_type == DistillKl::exact_reverse || c.distill.kl_type == DistillKl::exact_forward),
+                " = \"after\" compares with theta before its step, of which an exact distill.kl_type would need "
+                "a copy; set distill.order=before, or distill.kl_type=k2 or k3")),
         KEY(distill.kl_type, any, "",
             "KL to the dense policy. k2, k3: estimates from the sampled token, whose expected gradients are those of "
             "KL(sparse || dense) and KL(dense || sparse); exact_reverse, exact_forward: the same two, summed over the "

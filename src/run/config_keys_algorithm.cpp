@@ -3,6 +3,45 @@
 
 namespace pare::config_table {
 
+namespace {
+
+constexpr const char* kBothWeight = " both weight tokens by the ratio to the sampler; turn one of them off";
+constexpr const char* kEmpty = "] is empty; the lower bound comes first";
+
+bool is_released(const Config& c) { return c.algorithm.rollout_correction.rollout_is == RolloutIs::released; }
+bool centres(const Config& c) { return c.algorithm.rollout_correction.score_centering && !exact_rollout(c); }
+
+// The states of one generation batch are kept, and algorithm.filter_groups.enable makes several.
+void check_states(const Config& c) {
+  const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
+  if (keeps_sampler_states(c) && c.algorithm.filter_groups.enable)
+    fail(r.acceptance            ? "algorithm.rollout_correction.acceptance"
+         : r.score_centering     ? "algorithm.rollout_correction.score_centering"
+         : c.rollout.kv.adapts() ? "rollout.kv.blocks.acceptance_target"
+                                 : "algorithm.obrs.state_weight = \"z\"",
+         " keeps the hidden states of one generation batch, algorithm.filter_groups.enable makes several; turn one of "
+         "them off");
+}
+
+void check_included(const Config& c) {
+  if (!trains_on_prefixes(c)) return;
+  const auto refuse = [](const std::string& what, const std::string& instead) {
+    fail("algorithm.rpo.prefix_loss = \"included\" trains on tokens that the sampler gave no log-prob, which ", what,
+         " needs; set algorithm.rpo.prefix_loss=masked, or ", instead);
+  };
+  const ActorKeys& a = c.actor;
+  const RolloutCorrectionKeys& r = c.algorithm.rollout_correction;
+  if (a.ppo_epochs > 1) refuse(cat("actor.ppo_epochs = ", a.ppo_epochs), "actor.ppo_epochs=1");
+  if (!one_update(c)) refuse(cat("actor.ppo_mini_batch_size = ", a.ppo_mini_batch_size), "actor.ppo_mini_batch_size=0");
+  if (c.algorithm.obrs.enable) refuse("algorithm.obrs", "algorithm.obrs.enable=false");
+  if (corrects(r)) refuse("algorithm.rollout_correction", "turn its veto, rollout_is and rollout_rs off");
+  if (r.acceptance) refuse("algorithm.rollout_correction.acceptance", "turn that off");
+  if (r.score_centering) refuse("algorithm.rollout_correction.score_centering", "turn that off");
+  if (c.algorithm.use_kl_in_reward) refuse("algorithm.use_kl_in_reward", "algorithm.use_kl_in_reward=false");
+}
+
+}  // namespace
+
 Groups algorithm_keys() {
   const KeyCondition grpo = is("algorithm.adv_estimator", {"grpo"});
   return {
@@ -12,7 +51,9 @@ Groups algorithm_keys() {
       {{is("reward_model.overlong_buffer.enable", {"true"})},
        {KEY(reward_model.overlong_buffer.len, at_least(0), "tokens",
             "tokens before data.max_response_length over which the penalty grows linearly; 0: a fifth of that length",
-            "verl, DAPO eq. 13"),
+            "verl, DAPO eq. 13",
+            REFUSE_IF(c.reward_model.overlong_buffer.enable && (v < 1 || v > c.data.max_response_length), " = ", v,
+                      " is not between 1 and data.max_response_length = ", c.data.max_response_length)),
         KEY(reward_model.overlong_buffer.penalty_factor, at_least(0), "reward", "penalty at the limit", "verl")}},
       {{},
        {KEY(reward_model.length_reward.enable, any, "",
@@ -36,15 +77,28 @@ Groups algorithm_keys() {
             "TRL; DAPO's overlong filtering"),
         KEY(algorithm.use_kl_in_reward, any, "", "subtracts the KL to the reference policy from the reward", "verl"),
         KEY(algorithm.filter_groups.enable, any, "",
-            "dynamic sampling: replaces groups whose scores (metric) are all equal by new prompts", "verl, DAPO"),
+            "dynamic sampling: replaces groups whose scores (metric) are all equal by new prompts", "verl, DAPO",
+            check_states),
         KEY(algorithm.oversample.keep, at_least(0), "samples",
-            "responses kept of each group of rollout.n; 0: all, no oversampling",
-            "DistillSparse eq. 4: 8 of 12 or 16")}},
+            "responses kept of each group of rollout.n; 0: all, no oversampling", "DistillSparse eq. 4: 8 of 12 or 16",
+            REFUSE_IF(v > c.rollout.n, " = ", v, " is more than rollout.n = ", c.rollout.n,
+                      ", the responses of which it keeps some"),
+            REFUSE_IF(v == 1, " = 1 leaves groups of one, where algorithm.adv_estimator makes every advantage 0"),
+            REFUSE_IF(kept_members(c) < c.rollout.n && c.algorithm.adv_estimator == AdvEstimator::rloo, " = ", v,
+                      " leaves responses that are not independent, which the baseline of algorithm.adv_estimator = "
+                      "\"rloo\" assumes; set algorithm.adv_estimator=grpo"))}},
       {{is_not("algorithm.oversample.keep", "0")},
-       {KEY(algorithm.oversample.by, any, "",
-            "criterion for keeping a response. reward: largest score, before any shaping; acceptance: largest mean of "
-            "min(1, xi)",
-            "DistillSparse")}},
+       {KEY(
+           algorithm.oversample.by, any, "",
+           "criterion for keeping a response. reward: largest score, before any shaping; acceptance: largest mean of "
+           "min(1, xi)",
+           "DistillSparse",
+           REFUSE_IF(v == OversampleBy::acceptance && kept_members(c) < c.rollout.n && exact_rollout(c),
+                     " = \"acceptance\" ranks by the ratio of learner and sampler, which is 1 where both attend to the "
+                     "same tokens (rollout.kv.method, learner.attention); set algorithm.oversample.by=reward"),
+           REFUSE_IF(
+               v == OversampleBy::acceptance && kept_members(c) < c.rollout.n && c.algorithm.filter_groups.enable,
+               " = \"acceptance\" chooses after the groups of algorithm.filter_groups.enable; turn one of them off"))}},
       {{grpo},
        {KEY(algorithm.norm_adv_by_std_in_grpo, any, "", "divides the advantage by the group's standard deviation",
             "verl, Dr. GRPO")}},
@@ -81,7 +135,15 @@ Groups correction_keys() {
             "importance weight of a token, a function of xi, the probability under the learner's old policy over the "
             "sampler's. paper: xi; tis: at most rollout_is_threshold; icepop: 0 outside rollout_is_bounds; released: "
             "as in Sparse-RL's code",
-            "Sparse-RL; verl"),
+            "Sparse-RL; verl",
+            REFUSE_IF(is_released(c) && c.algorithm.rollout_correction.rollout_is_level != RatioLevel::token,
+                      " = \"released\" weights tokens; set algorithm.rollout_correction.rollout_is_level=token"),
+            REFUSE_IF(is_released(c) && c.algorithm.rollout_correction.rollout_rs == RolloutRs::token,
+                      " = \"released\" has bounds of its own on tokens; set "
+                      "algorithm.rollout_correction.rollout_rs=none"),
+            REFUSE_IF(is_released(c) && c.actor.loss_agg_mode != LossAgg::seq_mean_token_mean,
+                      " = \"released\" divides by the tokens of a response that are left; set "
+                      "actor.loss_agg_mode=seq-mean-token-mean")),
         KEY(algorithm.rollout_correction.rollout_rs, any, "",
             "rejection sampling: rejects responses whose product (sequence), or geometric mean, of xi lies outside "
             "rollout_rs_threshold; token: masks tokens whose own xi does",
@@ -105,10 +167,12 @@ Groups correction_keys() {
             "verl: 2")}},
       {{is("algorithm.rollout_correction.rollout_is", {"icepop"})},
        {KEY(algorithm.rollout_correction.rollout_is_bounds, at_least(0), "ratio",
-            "smallest and largest xi of tokens that count", "IcePop; verl: 0.5_5.0")}},
+            "smallest and largest xi of tokens that count", "IcePop; verl: 0.5_5.0",
+            REFUSE_IF(v[0] > v[1], " = [", v[0], ", ", v[1], kEmpty))}},
       {{is_not("algorithm.rollout_correction.rollout_rs", "none")},
        {KEY(algorithm.rollout_correction.rollout_rs_threshold, at_least(0), "ratio",
-            "smallest and largest xi of an accepted response, or of a token (verl's k1: the inverse)", "verl")}},
+            "smallest and largest xi of an accepted response, or of a token (verl's k1: the inverse)", "verl",
+            REFUSE_IF(v[0] > v[1], " = [", v[0], ", ", v[1], kEmpty))}},
       {{is_not("rollout.kv.method", "dense"), is("learner.attention", {"dense"})},
        {FREE(algorithm.rollout_correction.acceptance, any, "",
              "logs the exact acceptance rate, the sum over the vocabulary of the smaller of the learner's and the "
@@ -117,16 +181,44 @@ Groups correction_keys() {
         KEY(algorithm.rollout_correction.score_centering, any, "",
             "subtracts from the gradient of each sampled token's weighted log-prob its mean under the sampler's "
             "distribution, summed over the whole vocabulary; the rollout keeps the hidden state of every token",
-            "arXiv 2609.20807; NeMo-RL, from its top-k")}},
+            "arXiv 2609.20807; NeMo-RL, from its top-k",
+            REFUSE_IF(centres(c) && c.algorithm.rollout_correction.rollout_is == RolloutIs::paper,
+                      " subtracts a mean, which algorithm.rollout_correction.rollout_is = \"paper\" makes 0; set "
+                      "rollout_is to none, tis or icepop, or turn it off"),
+            REFUSE_IF(centres(c) && is_released(c),
+                      " needs the weight of every id, and algorithm.rollout_correction.rollout_is = \"released\" "
+                      "normalises those of the sampled tokens; set rollout_is to none, tis or icepop"),
+            REFUSE_IF(centres(c) && c.algorithm.rollout_correction.rollout_is != RolloutIs::none &&
+                          c.algorithm.rollout_correction.rollout_is_level != RatioLevel::token,
+                      " needs a weight for each token; set algorithm.rollout_correction.rollout_is_level=token"),
+            REFUSE_IF(centres(c) && c.algorithm.obrs.enable,
+                      " needs the weight of every id, and algorithm.obrs draws those of the sampled tokens; set "
+                      "algorithm.obrs.enable=false"),
+            REFUSE_IF(centres(c) && c.actor.policy_loss.loss_mode == PolicyLoss::gspo,
+                      " centres the score of a token, and actor.policy_loss.loss_mode = \"gspo\" has one ratio for a "
+                      "sequence; set actor.policy_loss.loss_mode=vanilla"),
+            REFUSE_IF(centres(c) && !one_update(c),
+                      " compares the sampler with the weights it sampled at, and a second update of a rollout has "
+                      "changed them; set actor.ppo_epochs=1 and actor.ppo_mini_batch_size=0"),
+            REFUSE_IF(centres(c) && c.actor.use_kl_loss && is_exact(c.actor.kl_loss_type),
+                      " and actor.kl_loss_type = \"exact\" each compare whole distributions, and the loss has room for "
+                      "one; set actor.kl_loss_type=k3"))}},
       {{},
        {KEY(algorithm.obrs.enable, any, "",
             "budgeted rejection sampling: a token stays in the loss with probability min(1, xi / lambda)",
-            "OBRS, Jackpot")}},
+            "OBRS, Jackpot",
+            REFUSE_IF(v && c.algorithm.rollout_correction.rollout_is != RolloutIs::none,
+                      " and algorithm.rollout_correction.rollout_is", kBothWeight),
+            REFUSE_IF(v && c.algorithm.rollout_correction.rollout_rs == RolloutRs::token,
+                      " and algorithm.rollout_correction.rollout_rs", kBothWeight))}},
       {{obrs},
        {KEY(algorithm.obrs.lambda, above(0), "ratio",
             "rejection strength: a larger value keeps fewer tokens, closer to the learner's distribution",
             "Jackpot: 1"),
-        KEY(algorithm.obrs.cap, at_least(0), "ratio", "largest weight of a kept token; 0: off", "Jackpot: 3"),
+        KEY(algorithm.obrs.cap, at_least(0), "ratio", "largest weight of a kept token; 0: off", "Jackpot: 3",
+            REFUSE_IF(c.algorithm.obrs.enable && v > 0 && v < c.algorithm.obrs.lambda, " = ", v,
+                      " cuts every weight, which are at least algorithm.obrs.lambda = ", c.algorithm.obrs.lambda,
+                      "; raise it, or set it to 0 (off)")),
         KEY(algorithm.obrs.state_weight, any, "",
             "weight of a kept token: max(lambda, xi), unbiased at each state; z: times the acceptance probability of "
             "its state",
@@ -146,7 +238,15 @@ Groups rpo_keys() {
        {KEY(algorithm.rpo.enable, any, "",
             "each group continues the beginning of an earlier response to its prompt, so that only the rest is "
             "sampled; one response is kept per row of the data",
-            "RPO")}},
+            "RPO",
+            REFUSE_IF(v && c.rollout.kv.evicts(),
+                      " begins responses with tokens of earlier ones, which rollout.kv.method = ",
+                      config_key("rollout.kv.method").show(c),
+                      " would take for a part of the prompt when it evicts; set rollout.kv.method to dense, quest or "
+                      "block_topk"),
+            REFUSE_IF(v && kept_members(c) < c.rollout.n,
+                      " draws the next entry from all responses of a group, algorithm.oversample.keep drops some; turn "
+                      "one of them off"))}},
       {{on},
        {KEY(algorithm.rpo.cut, any, "",
             "upper bound of the number of tokens cut off the end of the kept response. The number is drawn uniformly "
@@ -172,7 +272,11 @@ Groups rpo_keys() {
        {KEY(algorithm.rpo.prefix_loss, any, "",
             "masked: the beginning is not trained on, and denominators count sampled tokens only; included: it is "
             "trained on, with a ratio of 1",
-            "pare: masked; RPO: included"),
+            "pare: masked; RPO: included", check_included,
+            REFUSE_IF(
+                trains_on_prefixes(c) && c.learner.attention == LearnerAttention::replay && c.rollout.kv.sparse_reads(),
+                " = \"included\" makes the prefix a part of the response, which learner.attention = \"replay\" "
+                "reads in blocks, but the sampler read all of it; set algorithm.rpo.prefix_loss=masked")),
         PATH(
             algorithm.rpo.cache_file, any, "",
             "initial responses: JSON lines with row, ids or text, and finished, as `pare generate` writes them; empty: "

@@ -3,19 +3,32 @@
 
 namespace pare::config_table {
 
+namespace {
+
+constexpr const char* kNoSets =
+    " draws from a set of tokens, and algorithm.rpo.prefix_loss = \"included\" trains on tokens of earlier steps, "
+    "whose sets are not kept; set algorithm.rpo.prefix_loss=masked";
+
+}  // namespace
+
 Groups rollout_keys() {
   return {
       {{},
-       {KEY(rollout.n, at_least(1), "samples", "responses per prompt, the size of a group", "verl"),
+       {KEY(rollout.n, at_least(1), "samples", "responses per prompt, the size of a group", "verl",
+            REFUSE_IF(
+                v == 1,
+                " = 1 gives groups of one, where algorithm.adv_estimator makes every advantage 0: nothing is learned")),
         KEY(rollout.temperature, above(0), "", "divisor of the logits, in the sampler and in the learner", "verl"),
         KEY(rollout.top_k, count(-1), "tokens",
             "number of most probable tokens to sample from; 0 or -1: off. With this, top_p or min_p the policy is the "
             "distribution over the tokens kept: the learner keeps the same ones",
-            "verl"),
+            "verl", REFUSE_IF(v > 0 && trains_on_prefixes(c), " = ", v, kNoSets)),
         KEY(rollout.top_p, above_to(0, 1), "probability",
-            "cumulative probability of the most probable tokens to sample from, after top_k; 1: off", "verl"),
+            "cumulative probability of the most probable tokens to sample from, after top_k; 1: off", "verl",
+            REFUSE_IF(v < 1 && trains_on_prefixes(c), " = ", v, kNoSets)),
         KEY(rollout.min_p, within(0, 1), "",
-            "least probability of a token to sample, as a share of the most probable one's; 0: off", "vLLM"),
+            "least probability of a token to sample, as a share of the most probable one's; 0: off", "vLLM",
+            REFUSE_IF(v > 0 && trains_on_prefixes(c), " = ", v, kNoSets)),
         FREE(rollout.max_kept_ids, count(1), "tokens",
              "most tokens that top_k, top_p and min_p may keep for one draw where the sampler records them: with "
              "several updates of a rollout, a reference policy, a sampler that reads less than the learner, distill, "
@@ -27,7 +40,10 @@ Groups rollout_keys() {
             "vLLM"),
         KEY(rollout.stop, any, "",
             "texts that end a response, with the token that completes one of them; they are part of its text", "vLLM"),
-        FREE(rollout.max_num_seqs, count(1), "sequences", "most sequences that are decoded together", "verl"),
+        FREE(rollout.max_num_seqs, count(1), "sequences", "most sequences that are decoded together", "verl",
+             REFUSE_IF(v > c.rollout.max_num_batched_tokens, " = ", v,
+                       " sequences cannot decode together in rollout.max_num_batched_tokens = ",
+                       c.rollout.max_num_batched_tokens, " rows")),
         FREE(rollout.max_num_batched_tokens, count(1), "tokens", "most rows in one forward pass of the rollout",
              "verl"),
         FREE(rollout.kv_cache_bytes, at_least(0), "bytes",
@@ -47,16 +63,19 @@ Groups rollout_keys() {
              "(continue)",
              "pare")}},
       {{},
-       {KEY(rollout.val_kwargs.n, at_least(1), "samples", "responses per validation prompt", "verl"),
-        KEY(rollout.val_kwargs.temperature, at_least(0), "", "temperature in validation; 0: greedy", "verl"),
+       {KEY(rollout.val_kwargs.n, at_least(1), "samples", "responses per validation prompt", "verl", Flag{"--n"}),
+        KEY(rollout.val_kwargs.temperature, at_least(0), "", "temperature in validation; 0: greedy", "verl",
+            Flag{"--temperature"}),
         FREE(rollout.val_kwargs.kv, any, "",
              "cache in validation: dense; as rollout.kv configures it (rollout; the default of `pare eval`); or one "
              "pass with each (both)",
              "pare")}},
       {{is_not("rollout.val_kwargs.temperature", "0.0")},
-       {KEY(rollout.val_kwargs.top_k, count(-1), "tokens", "top_k in validation; 0 or -1: off", "verl"),
-        KEY(rollout.val_kwargs.top_p, above_to(0, 1), "probability", "top_p in validation; 1: off", "verl"),
-        KEY(rollout.val_kwargs.min_p, within(0, 1), "", "min_p in validation; 0: off", "vLLM")}},
+       {KEY(rollout.val_kwargs.top_k, count(-1), "tokens", "top_k in validation; 0 or -1: off", "verl",
+            Flag{"--top-k"}),
+        KEY(rollout.val_kwargs.top_p, above_to(0, 1), "probability", "top_p in validation; 1: off", "verl",
+            Flag{"--top-p"}),
+        KEY(rollout.val_kwargs.min_p, within(0, 1), "", "min_p in validation; 0: off", "vLLM", Flag{"--min-p"})}},
   };
 }
 
@@ -68,10 +87,14 @@ Groups kv_keys() {
   const KeyCondition block_sparse = method({"quest", "block_topk"});
   return {
       {{},
-       {KEY(rollout.kv.method, any, "",
-            "policy of the sampler's cache. dense: attends to all tokens; streaming_llm, h2o, tova, snapkv, rkv and "
-            "pyramidkv evict tokens; quest and block_topk keep all and select the blocks that each token attends to",
-            "Sparse-RL, DistillSparse")}},
+       {KEY(
+           rollout.kv.method, any, "",
+           "policy of the sampler's cache. dense: attends to all tokens; streaming_llm, h2o, tova, snapkv, rkv and "
+           "pyramidkv evict tokens; quest and block_topk keep all and select the blocks that each token attends to",
+           "Sparse-RL, DistillSparse", [](const Config& c) { check_kv(c.rollout.kv); },
+           REFUSE_IF(sparser_than_learner(c) && c.rollout.check_exact.value_or(false) && !c.distill.enable,
+                     " samples from another distribution than the dense learner's, which rollout.check_exact forbids; "
+                     "set rollout.check_exact=auto, or learner.attention=replay"))}},
       {{evicting},
        {KEY(rollout.kv.evict.budget, at_least(1), "tokens",
             "tokens that a compression leaves in a layer, the newest ones included, beside those of the prompt that "

@@ -3,6 +3,13 @@
 
 namespace pare::config_table {
 
+namespace {
+
+constexpr const char* kGenerated = " is set but data.task = \"ssa\" generates its data; set data.task=jsonl";
+constexpr const char* kNoFiles = " turns validation on but data.val_files is empty; set it, or turn validation off";
+
+}  // namespace
+
 Groups model_keys() {
   return {
       {{},
@@ -10,7 +17,10 @@ Groups model_keys() {
              "Hugging Face folder (config.json, safetensors) whose weights the run starts from; or OWNER/NAME of a "
              "model in the "
              "cache of the Hugging Face Hub",
-             "verl"),
+             "verl", Flag{"--model"},
+             REFUSE_IF(v.empty() == c.model.config.empty(),
+                       " and model.config: ", v.empty() ? "neither is given" : "both are given",
+                       "; set model.path to start from weights, or model.config to start from random ones")),
         PATH(model.config, any, "",
              "config.json, or the name of a shape in data/presets, of a model with random weights; instead of "
              "model.path",
@@ -18,7 +28,7 @@ Groups model_keys() {
         APART(model.dtype, any, "",
               "type of weights and activations. bf16: the optimizer keeps an f32 copy of the weights; auto: f32 on the "
               "cpu, bf16 on cuda and emu",
-              "pare; verl: fsdp_config.model_dtype"),
+              "pare; verl: fsdp_config.model_dtype", Flag{"--dtype"}, [](const Config& c) { act_type(c); }),
         FREE(model.enable_gradient_checkpointing, any, "",
              "keeps only the inputs of the transformer blocks and recomputes the rest in the backward pass: less "
              "memory, the same bits. auto: of as few blocks as memory needs",
@@ -32,14 +42,18 @@ Groups model_keys() {
        {KEY(model.lora.rank, within(0, 65536), "",
             "rank of the trained adapters. The model is frozen, or with distill.enable trained beside them; 0: no "
             "adapters",
-            "verl"),
+            "verl",
+            REFUSE_IF(v > 0 && !c.model.lora.adapter_path.empty(),
+                      " and model.lora.adapter_path are both given; leave one out: an adapter has its own rank")),
         PATH(model.lora.adapter_path, any, "",
-             "PEFT folder of adapters to start from, with their own rank, alpha and target_modules", "verl")}},
+             "PEFT folder of adapters to start from, with their own rank, alpha and target_modules", "verl",
+             Flag{"--adapter"})}},
       {{is_not("model.lora.rank", "0")},
        {KEY(model.lora.alpha, above_to(0, 1e6), "", "the product of an adapter is scaled by alpha / rank", "verl"),
         KEY(model.lora.target_modules,
             one_of({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}), "",
-            "linear layers that get an adapter", "verl")}},
+            "linear layers that get an adapter", "verl",
+            REFUSE_IF(v.empty(), " is empty: no layer would have an adapter"))}},
   };
 }
 
@@ -50,15 +64,19 @@ Groups data_keys() {
        {KEY(data.task, one_of({"ssa", "jsonl"}), "",
             "source of the problems. ssa: generated short programs, a built-in task; jsonl: prompts and answers in "
             "files (implied by data.train_files or data.val_files)",
-            "pare"),
+            "pare",
+            REFUSE_IF(v == "jsonl" && c.data.train_files.empty() && c.data.val_files.empty(),
+                      " = \"jsonl\" needs data.train_files, which is empty")),
         PATH(data.tokenizer, any, "",
              "ssa, a tokenizer.json, a tokenizer.bin or a folder with one; empty: ssa for the task ssa, else that of "
              "model.path",
-             "verl"),
+             "verl", Flag{"--tokenizer"}),
         KEY(data.train_batch_size, at_least(1), "prompts", "prompts (`pare sft`: examples) per training step", "verl"),
         KEY(data.max_prompt_length, count(1), "tokens",
-            "longest prompt; a longer one is an error, or is left out with data.filter_overlong_prompts", "verl"),
-        KEY(data.max_response_length, count(1), "tokens", "longest response; generation stops there", "verl"),
+            "longest prompt; a longer one is an error, or is left out with data.filter_overlong_prompts", "verl",
+            Flag{"--max-prompt-length"}),
+        KEY(data.max_response_length, count(1), "tokens", "longest response; generation stops there", "verl",
+            Flag{"--max-response-length"}, Flag{"--max-new-tokens"}),
         KEY(data.shuffle, any, "", "reshuffles the prompts in every epoch", "verl")}},
       {{ssa},
        {KEY(data.variant, one_of({"default", "ans", "rep", "late"}), "",
@@ -67,18 +85,24 @@ Groups data_keys() {
         KEY(data.train_seed, at_least(0), "", "seed of the training set", "pare"),
         KEY(data.val_rows, within(1, 1e7), "prompts", "size of the validation set", "pare"),
         KEY(data.val_seed, at_least(0), "", "seed of the validation set", "pare"),
-        KEY(data.min_statements, within(2, 23), "statements", "shortest program", "pare"),
+        KEY(data.min_statements, within(2, 23), "statements", "shortest program", "pare",
+            REFUSE_IF(v > c.data.max_statements, " = ", v,
+                      " is more than data.max_statements = ", c.data.max_statements)),
         KEY(data.max_statements, within(2, 23), "statements", "longest program", "pare"),
         KEY(data.val_min_statements, within(0, 23), "statements", "shortest program of validation; 0: as in training",
-            "pare"),
+            "pare",
+            REFUSE_IF(v > c.data.max_statements, " = ", v,
+                      " is more than data.max_statements = ", c.data.max_statements)),
         KEY(data.noise, within(-1, 1), "probability",
             "chance that the teacher replaces the result of a statement by a random digit; below 0: the variant's own",
             "pare"),
         KEY(data.noise_ramp, within(0, 1), "fraction of the run",
             "initial part of `pare sft` over which the teacher's noise grows linearly from 0", "pare")}},
       {{jsonl},
-       {PATH(data.train_files, any, "", "training files", "verl"),
-        PATH(data.val_files, any, "", "validation files", "verl"),
+       {PATH(data.train_files, any, "", "training files", "verl",
+             REFUSE_IF(!v.empty() && c.data.task != "jsonl", kGenerated)),
+        PATH(data.val_files, any, "", "validation files", "verl",
+             REFUSE_IF(!v.empty() && c.data.task != "jsonl", kGenerated)),
         KEY(data.prompt_key, any, "",
             "field of the prompt, or a path such as extra_info.question; empty: prompt, problem, question, messages, "
             "conversations, prompt_ids or ids (`pare help data`)",
@@ -96,13 +120,13 @@ Groups data_keys() {
             "verifier of the responses: exact, contains, starts_with, gsm8k-strict, gsm8k-flexible, math-string, dapo, "
             "countdown or math-value; or command:PROGRAM ARGUMENTS, an external grader (`pare help data`). "
             "`pare sft` needs none",
-            "pare"),
+            "pare", Flag{"--verifier"}),
         KEY(data.chat_template, any, "",
             "chat format of text prompts. auto: the one in the tokenizer's folder, plain if there is none; plain: BOS "
             "and the prompt; chatml (with the system message of the folder's template, if that is ChatML), qwen2.5, "
             "qwen3, llama-3, deepseek-r1: one user turn and the start of the assistant's; anything else: a text with "
             "{problem}",
-            "pare; verl: model.custom_chat_template")}},
+            "pare; verl: model.custom_chat_template", Flag{"--chat-format"})}},
       {{jsonl, is("data.reward", {"command:*"})},
        {FREE(
            data.reward_timeout, above_to(0, 1e6), "seconds",
@@ -123,7 +147,14 @@ Groups exact_keys() {
        {FREE(exact.full, any, "",
              "compares the whole distribution of every token, not only the log-prob of the drawn one: the bits of all "
              "logits of sampler and learner, by a hash. A token that differs counts in exact/mismatch_tokens",
-             "pare")}},
+             "pare",
+             REFUSE_IF(v && !(exact_learner(c) && checks_exact(c)),
+                       " compares the sampler's distributions with the learner's, which this run does not hold equal (",
+                       !c.trainer.exact ? "trainer.exact = false"
+                       : !c.rollout.check_exact.value_or(true)
+                           ? "rollout.check_exact = false"
+                           : "rollout.kv.method, without learner.attention = \"replay\"",
+                       "); set exact.full=false"))}},
   };
 }
 
@@ -135,11 +166,12 @@ Groups trainer_keys() {
              "records its own in config.toml. any: both accept it",
              "pare"),
         APART(trainer.device, any, "",
-              "device of all computation; emu: the CUDA kernels, emulated on the CPU, for tests", "verl"),
+              "device of all computation; emu: the CUDA kernels, emulated on the CPU, for tests", "verl",
+              Flag{"--device"}),
         KEY(trainer.exact, any, "",
             "fixed order of every sum: the sampler's log-probs equal the learner's bit by bit. false (--exact=off), "
             "cuda only: cuBLASLt in linear layers, equal but for roundings",
-            "pare"),
+            "pare", Flag{"--exact"}, [](const Config& c) { check_device(c.trainer); }),
         FREE(trainer.n_gpus_per_node, within(0, 1024), "", "ranks per node; 0: as many as were started", "verl"),
         FREE(trainer.nnodes, within(0, 65536), "", "nodes; 0: as many as were started", "verl"),
         FREE(trainer.nccl_timeout, at_least(1), "s", "time without progress of any rank after which the job ends",
@@ -148,19 +180,26 @@ Groups trainer_keys() {
              "transport between the devices of ranks. nccl: NCCL, which needs one device per rank; host: page-locked "
              "memory and MPI, which lets ranks share a device; auto: host where the ranks of a machine share its only "
              "device, else nccl",
-             "pare"),
+             "pare", Flag{"--comm"}),
         FREE(trainer.total_epochs, within(0, 1e6), "epochs",
              "length of the run in passes over the training set, each of rows / data.train_batch_size steps, rounded "
              "down; ignored if trainer.total_training_steps is given as well; 0: off",
              "verl"),
         KEY(trainer.total_training_steps, at_least(1), "steps",
-            "length of the run; the config.toml of a run has the steps computed from trainer.total_epochs", "verl"),
-        KEY(trainer.seed, at_least(0), "", "seed of every random draw but those of the ssa data sets", "TRL"),
+            "length of the run; the config.toml of a run has the steps computed from trainer.total_epochs", "verl",
+            [](const Config& c) {
+              if (c.trainer.total_training_steps == 0 && c.trainer.total_epochs == 0)
+                fail("neither trainer.total_training_steps nor trainer.total_epochs is given; set one of them");
+            }),
+        KEY(trainer.seed, at_least(0), "", "seed of every random draw but those of the ssa data sets", "TRL",
+            Flag{"--seed"}),
         FREE(trainer.threads, within(0, 1024), "threads",
              "CPU threads of a rank; 0: one per core, shared with the other ranks of the machine; changes no result",
-             "pare"),
-        FREE(trainer.test_freq, at_least(0), "steps", "interval of validation; 0: never", "verl"),
-        FREE(trainer.val_before_train, any, "", "validates before the first step", "verl"),
+             "pare", Flag{"--threads"}),
+        FREE(trainer.test_freq, at_least(0), "steps", "interval of validation; 0: never", "verl",
+             REFUSE_IF(v > 0 && c.data.task == "jsonl" && c.data.val_files.empty(), kNoFiles)),
+        FREE(trainer.val_before_train, any, "", "validates before the first step", "verl",
+             REFUSE_IF(v && c.data.task == "jsonl" && c.data.val_files.empty(), kNoFiles)),
         FREE(trainer.check_nan, any, "", "stops at the first op whose output is not finite", "pare"),
         FREE(
             trainer.skip_nonfinite, at_least(0), "updates",

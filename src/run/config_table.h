@@ -1,5 +1,5 @@
-// Macros of the key table: one row per key (KEY, or FREE, PATH, APART: see KeyDecides), naming a member of Config; the
-// words of its enums (WORDS).  Only for config_keys_*.cpp.
+// Macros of the key table: one row per key (KEY, or FREE, PATH, APART: see KeyDecides), naming a member of Config, with
+// its contradictions (REFUSE_IF) and flags; the words of its enums (WORDS).  Only for config_keys_*.cpp.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -203,12 +203,37 @@ constexpr bool is_list = false;
 template <class T>
 constexpr bool is_list<std::vector<T>> = true;
 
+// The end of a row, in any number: a flag of commands that stands for the key, or a check.
+struct Flag {
+  const char* name;
+};
+// The loss includes tokens of earlier steps.
+inline bool trains_on_prefixes(const Config& c) { return c.algorithm.rpo.enable && !shares_prefixes(c); }
+// A check that refuses the key's value `v` in the configuration `c`.  The message begins with the key's name.
+#define REFUSE_IF(condition, ...)                                        \
+  []([[maybe_unused]] const Config& c, [[maybe_unused]] const auto& v) { \
+    return (condition) ? cat(__VA_ARGS__) : std::string();               \
+  }
+
+template <class Member, class More>
+void add(ConfigKey& k, Member member, More more) {
+  if constexpr (std::is_same_v<More, Flag>)
+    k.flags.push_back(more.name);
+  else if constexpr (std::is_invocable_v<More, const Config&>)
+    k.checks.push_back(more);
+  else
+    k.checks.push_back([member, more, name = k.name](const Config& c) {
+      if (const std::string why = more(c, member(c)); !why.empty()) fail(name, why);
+    });
+}
+
 // `member` gives a reference to the key's member in a Config (const or not).
-template <class Member>
+template <class Member, class... More>
 ConfigKey key(KeyDecides decides, const char* name, Member member, Allowed allowed, const char* unit,
-              const char* meaning, const char* source) {
+              const char* meaning, const char* source, More... more) {
   using T = std::remove_reference_t<decltype(member(std::declval<Config&>()))>;
-  ConfigKey k{name, type_text<T>(allowed), unit, meaning, source, decides, {}, {}, {}};
+  ConfigKey k{name, type_text<T>(allowed), unit, meaning, source, decides, {}, {}, {}, {}, {}};
+  (add(k, member, more), ...);
   if constexpr (is_list<T>) {
     k.show = [member](const Config& c) {
       return "[" + join(member(c), ", ", [](const auto& x) { return show(x); }) + "]";
