@@ -28,82 +28,107 @@ Tensor upload_ints(const Model& model, Arena& arena, const char* name, const std
   return t;
 }
 
-// Calls fn(first, count) for equal runs of at most `chunk` of n rows: no short last run, so that learner products
-// always have many rows.
-template <class F>
-void for_chunks(int64_t n, int64_t chunk, F fn) {
-  const int64_t pieces = (n + chunk - 1) / chunk;
-  for (int64_t i = 0; i < pieces; i++) {
-    const int64_t begin = n * i / pieces, end = n * (i + 1) / pieces;
-    fn(begin, end - begin);
-  }
-}
+using LossRow = PackedBatch::LossRow;
 
-// Uploads the pairs of CopyRows that copy row rows[i] into the chunk of i.
-Tensor upload_pairs(const Model& model, Arena& arena, const char* name, const std::vector<int32_t>& rows,
-                    int64_t chunk) {
-  std::vector<int32_t> pairs;
-  for_chunks(std::ssize(rows), chunk, [&](int64_t first, int64_t n) {
-    for (int64_t i = 0; i < n; i++) pairs.insert(pairs.end(), {rows[first + i], static_cast<int32_t>(i)});
-  });
-  return upload_ints(model, arena, name, pairs).matrix(2);
-}
-
-// Rows and targets of the loss rows of a batch.
-struct LossIndex {
-  LossIndex(const Model& model, Arena& arena, const PackedBatch& batch, const std::vector<Group>& groups,
-            int64_t chunk) {
-    std::vector<int32_t> rows, targets;
-    for (const auto& r : batch.loss_rows) {
-      rows.push_back(r.row);
-      targets.push_back(groups[r.group].members[r.member].tokens[r.token]);
-    }
-    row = upload_ints(model, arena, "loss_row", rows);
-    pairs = upload_pairs(model, arena, "loss_pairs", rows, chunk);
-    target = upload_ints(model, arena, "target", targets);
-  }
-  Tensor row, target;  // i32 [R]
-  Tensor pairs;        // i32 [R, 2]: of upload_pairs
+// Loss rows whose logits exist at a time.
+struct Chunk {
+  int64_t first, n;
+  Tensor of(const Tensor& t) const { return t.rows(first, n); }
 };
 
-// Returns the row of SamplerStates::hidden of each loss row of a batch.
-std::vector<int32_t> sampler_rows(const PackedBatch& batch, const std::vector<Group>& groups) {
-  std::vector<int32_t> rows;
-  for (const auto& r : batch.loss_rows) {
-    const std::optional<int32_t>& first = groups[r.group].members[r.member].sampler_row;
-    expect(first.has_value(), "a member without hidden states of its sampler");
-    rows.push_back(*first + r.token);
-  }
-  return rows;
+// Equal chunks of at most `most` of n rows: no short last one, so that learner products always have many rows.
+std::vector<Chunk> chunks_of(int64_t n, int64_t most) {
+  const int64_t pieces = (n + most - 1) / most;
+  std::vector<Chunk> chunks;
+  for (int64_t i = 0; i < pieces; i++) chunks.push_back({n * i / pieces, n * (i + 1) / pieces - n * i / pieces});
+  return chunks;
 }
 
-// Truncates logits of the loss rows [first, first + n) of a batch to what their tokens were drawn from.
-void truncate(const Model& model, Arena& arena, const LearnerOptions& options, const PackedBatch& batch,
-              const std::vector<Group>& groups, int64_t first, float temperature,
-              std::initializer_list<Tensor> logits) {
-  Device& device = model.device;
-  if (!options.truncation.on()) return;
-  if (options.kept_ids == 0) {
+// The LM head on the loss rows of a batch, for the loss and for log-probs, a chunk at a time: the logits of a batch
+// never exist as a whole.
+struct LossHead {
+  const Model& model;
+  Arena& arena;
+  const PackedBatch& batch;
+  const std::vector<Group>& groups;
+  const LearnerOptions& options;
+  const float temperature;
+  const Tensor sampler;  // SamplerStates::hidden, or absent
+  const std::vector<Chunk> chunks = chunks_of(std::ssize(batch.loss_rows), options.logits_chunk);
+  const std::vector<int32_t> rows = of_rows([](const LossRow& r, const Member&) { return r.row; });
+  const Tensor row = upload_ints(model, arena, "loss_row", rows);  // i32 [R]
+  const Tensor pairs = upload_pairs("loss_pairs", rows);           // i32 [R, 2]
+  const Tensor target =
+      upload_ints(model, arena, "target", of_rows([](const LossRow& r, const Member& m) { return m.tokens[r.token]; }));
+  const Tensor sampler_pairs = sampler ? upload_pairs("sampler_pairs", of_rows(sampler_row)) : Tensor{};
+
+  // Returns f(r, its member) of each loss row r.
+  template <class F>
+  std::vector<int32_t> of_rows(F f) const {
+    std::vector<int32_t> values;
+    for (const LossRow& r : batch.loss_rows) values.push_back(f(r, groups[r.group].members[r.member]));
+    return values;
+  }
+  static int32_t sampler_row(const LossRow& r, const Member& m) {
+    expect(m.sampler_row.has_value(), "a member without hidden states of its sampler");
+    return *m.sampler_row + r.token;
+  }
+  // Uploads the pairs of CopyRows that copy row rows[i] into the chunk of i.
+  Tensor upload_pairs(const char* name, const std::vector<int32_t>& rows) const {
+    std::vector<int32_t> all;
+    for (const Chunk& c : chunks)
+      for (int64_t i = 0; i < c.n; i++) all.insert(all.end(), {rows[c.first + i], static_cast<int32_t>(i)});
+    return upload_ints(model, arena, name, all).matrix(2);
+  }
+
+  // Final hidden states of a chunk's rows.
+  Tensor input(const Chunk& c, const Tensor& hidden) const {
+    const Tensor h = arena.alloc("head input", model.dtype, {c.n, model.config.hidden});
+    model.device.copy_rows({.y = h, .x = hidden, .index = c.of(pairs)});
+    return h;
+  }
+  // Sums over all logits, if none is cut.
+  std::optional<VocabSums> sums(const Tensor& of_target, bool only) const {
+    if (options.truncation.on()) return {};
+    return VocabSums{.tiles = {}, .target = of_target, .temperature = temperature, .only = only};
+  }
+  // Logits of another policy, from its hidden states.  Overwrites `x`, the input of a product.
+  Tensor logits(const char* name, const Chunk& c, const Tensor& x, const Tensor& hidden, const Tensor& index,
+                const Weight& head) const {
+    const Tensor y = arena.alloc(name, model.dtype, {c.n, model.config.vocab});
+    model.device.copy_rows({.y = x, .x = hidden, .index = c.of(index)});
+    model.device.linear_fwd({.y = y, .x = x, .w = head, .bias = {}, .residual = {}});
+    return y;
+  }
+  Tensor sampler_logits(const Chunk& c, const Tensor& x) const {
+    return sampler ? logits("sampler logits", c, x, sampler, sampler_pairs, model.head) : Tensor{};
+  }
+  // Truncates logits of a chunk to what their tokens were drawn from.
+  void truncate(const Chunk& c, std::initializer_list<Tensor> logits) const {
+    Device& device = model.device;
+    if (!options.truncation.on()) return;
+    if (options.kept_ids == 0) {
+      for (const Tensor& t : logits)
+        if (t) device.truncate({.logits = t, .temperature = temperature, .keep = options.truncation});
+      return;
+    }
+    const int64_t room = 1 + options.kept_ids;
+    std::vector<int32_t> lists(static_cast<size_t>(c.n * room), -1);
+    for (int64_t i = 0; i < c.n; i++) {
+      const LossRow& r = batch.loss_rows[static_cast<size_t>(c.first + i)];
+      const Member& m = groups[r.group].members[r.member];
+      expect(m.kept_ids || device.planning(), "a member without the ids that its tokens were drawn from");
+      const std::span<const int32_t> ids = m.kept_ids ? m.kept_ids->of(r.token) : std::span<const int32_t>();
+      int32_t* const list = lists.data() + i * room;
+      list[0] = static_cast<int32_t>(ids.size());
+      std::copy(ids.begin(), ids.end(), list + 1);
+    }
+    const Tensor ids = arena.alloc("kept ids", DType::i32, {c.n, room});
+    device.upload({ids, lists.data()});
     for (const Tensor& t : logits)
-      if (t) device.truncate({.logits = t, .temperature = temperature, .keep = options.truncation});
-    return;
+      if (t) device.keep_listed({.logits = t, .ids = ids});
   }
-  const int64_t n = logits.begin()->shape[0], room = 1 + options.kept_ids;
-  std::vector<int32_t> lists(static_cast<size_t>(n * room), -1);
-  for (int64_t i = 0; i < n; i++) {
-    const PackedBatch::LossRow& r = batch.loss_rows[static_cast<size_t>(first + i)];
-    const Member& m = groups[r.group].members[r.member];
-    expect(m.kept_ids || device.planning(), "a member without the ids that its tokens were drawn from");
-    const std::span<const int32_t> ids = m.kept_ids ? m.kept_ids->of(r.token) : std::span<const int32_t>();
-    int32_t* const list = lists.data() + i * room;
-    list[0] = static_cast<int32_t>(ids.size());
-    std::copy(ids.begin(), ids.end(), list + 1);
-  }
-  const Tensor ids = arena.alloc("kept ids", DType::i32, {n, room});
-  device.upload({ids, lists.data()});
-  for (const Tensor& t : logits)
-    if (t) device.keep_listed({.logits = t, .ids = ids});
-}
+};
 
 void append(std::vector<double>& column, const std::vector<double>& rows) {
   column.insert(column.end(), rows.begin(), rows.end());
@@ -404,8 +429,7 @@ TokenOuts Learner::accumulate(const std::vector<Group>& groups, const TokenTerms
   return out;
 }
 
-// LM head, loss and their backward, a chunk of loss rows at a time: the logits of a batch never exist as a whole.  The
-// rows of the batch follow those that `out` has.
+// LM head, loss and their backward.  The rows of the batch follow those that `out` has.
 void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& groups, const TokenTerms& terms,
                         const Pass& pass, const LossPolicies& others, const Pass* reference_pass, const LossSpec& spec,
                         TokenOuts& out) {
@@ -415,7 +439,7 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
   const auto rows = static_cast<int64_t>(batch.loss_rows.size());
   if (rows == 0) return;
 
-  const LossIndex index(model_, arena, batch, groups, options_.logits_chunk);
+  const LossHead head{model_, arena, batch, groups, options_, spec.temperature, others.sampler};
   const auto term = [&](const char* name, const std::vector<double>& column) {
     return upload_stat(model_, arena, name, std::span(column).subspan(out.logprob.size(), rows));
   };
@@ -427,53 +451,38 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
                kl = arena.alloc("kl", model_.stat, {rows}), clipped = arena.alloc("clipped", DType::i32, {rows}),
                hash = options_.hashes ? arena.alloc("hashes of logits", DType::i32, {rows, 2}) : Tensor{};
 
-  const Tensor sampler_pairs =
-      others.sampler ? upload_pairs(model_, arena, "sampler_pairs", sampler_rows(batch, groups), options_.logits_chunk)
-                     : Tensor{};
-
-  const int64_t V = model_.config.vocab, C = model_.config.hidden;
-  std::optional<VocabSums> sums;  // of all logits
-  if (!options_.truncation.on()) sums = {.tiles = {}, .target = {}, .temperature = spec.temperature};
-  for_chunks(rows, options_.logits_chunk, [&](int64_t first, int64_t n) {
-    const ArenaScope chunk(arena);
-    const auto cut = [&](const Tensor& t) { return t.rows(first, n); };
-    const Tensor h = arena.alloc("head input", model_.dtype, {n, C}),
-                 dh = arena.alloc("d head input", model_.dtype, {n, C});
-    device.copy_rows({.y = h, .x = pass.hidden, .index = cut(index.pairs)});
-    const auto [logits, tiles] = head_forward(model_, arena, h, sums);
-    if (hash) device.hash_runs({.hash = cut(hash), .x = logits.flat(), .run = V, .each = true});
-    const auto logits_of = [&](const char* name, const Tensor& hidden, const Tensor& pairs, const Weight& head) {
-      const Tensor y = arena.alloc(name, model_.dtype, {n, V});
-      device.copy_rows({.y = dh, .x = hidden, .index = cut(pairs)});
-      device.linear_fwd({.y = y, .x = dh, .w = head, .bias = {}, .residual = {}});
-      return y;
-    };
-    Tensor ref_logits, sampler_logits;
+  for (const Chunk& c : head.chunks) {
+    const ArenaScope scope(arena);
+    const Tensor h = head.input(c, pass.hidden),
+                 dh = arena.alloc("d head input", model_.dtype, {c.n, model_.config.hidden});
+    const auto [logits, tiles] = head_forward(model_, arena, h, head.sums({}, false));
+    if (hash) device.hash_runs({.hash = c.of(hash), .x = logits.flat(), .run = model_.config.vocab, .each = true});
+    Tensor ref_logits;
     if (reference_pass)
-      ref_logits = logits_of("reference logits", reference_pass->hidden, index.pairs, others.reference->head);
-    if (others.sampler) sampler_logits = logits_of("sampler logits", others.sampler, sampler_pairs, model_.head);
-    truncate(model_, arena, options_, batch, groups, first, spec.temperature, {logits, ref_logits, sampler_logits});
-    device.logits_loss({.logprob = cut(logprob),
-                        .entropy = cut(entropy),
-                        .loss = cut(loss),
-                        .kl = cut(kl),
-                        .clipped = cut(clipped),
+      ref_logits = head.logits("reference logits", c, dh, reference_pass->hidden, head.pairs, others.reference->head);
+    const Tensor sampler_logits = head.sampler_logits(c, dh);
+    head.truncate(c, {logits, ref_logits, sampler_logits});
+    device.logits_loss({.logprob = c.of(logprob),
+                        .entropy = c.of(entropy),
+                        .loss = c.of(loss),
+                        .kl = c.of(kl),
+                        .clipped = c.of(clipped),
                         .logits = logits,
-                        .target = cut(index.target),
-                        .weight = cut(weight),
-                        .kl_weight = cut(kl_weight),
-                        .advantage = cut(advantage),
-                        .old_logprob = cut(old_logprob),
-                        .log_ratio = cut(log_ratio),
-                        .ref_logprob = cut(ref_logprob),
+                        .target = c.of(head.target),
+                        .weight = c.of(weight),
+                        .kl_weight = c.of(kl_weight),
+                        .advantage = c.of(advantage),
+                        .old_logprob = c.of(old_logprob),
+                        .log_ratio = c.of(log_ratio),
+                        .ref_logprob = c.of(ref_logprob),
                         .ref_logits = ref_logits,
                         .sampler_logits = sampler_logits,
                         .spec = spec,
                         .tiles = tiles});
     if (head_) device.linear_bwd_weight({.dw = head_, .dbias = {}, .dy = logits, .x = h});
     device.linear_bwd_input({.dx = dh, .dy = logits, .w = model_.head, .accumulate = false});
-    device.scatter_add_rows({.y = pass.d_hidden, .x = dh, .index = cut(index.row)});
-  });
+    device.scatter_add_rows({.y = pass.d_hidden, .x = dh, .index = c.of(head.row)});
+  }
 
   append(out.logprob, download_stat(model_.device, logprob));
   append(out.entropy, download_stat(model_.device, entropy));
@@ -534,48 +543,36 @@ TokenOuts Learner::logprobs(const Model& model, Arena& arena, const std::vector<
         pass.forward();
         const auto rows = static_cast<int64_t>(batch.loss_rows.size());
         if (rows == 0) return;
-        const LossIndex index(model, arena, batch, groups, options.logits_chunk);
+        const LossHead head{
+            model, arena, batch, groups, options, static_cast<float>(temperature), states ? states->hidden : Tensor{}};
         const Tensor logprob = arena.alloc("logprob", model.stat, {rows}),
                      entropy = arena.alloc("entropy", model.stat, {rows});
-        Tensor sampler_pairs, overlap, mass;
+        Tensor overlap, mass;
         if (states) {
-          sampler_pairs =
-              upload_pairs(model, arena, "sampler_pairs", sampler_rows(batch, groups), options.logits_chunk);
           overlap = arena.alloc("overlap", model.stat, {rows});
           mass = arena.alloc("mass", model.stat, {rows});
         }
-        for_chunks(rows, options.logits_chunk, [&](int64_t first, int64_t n) {
-          const ArenaScope chunk(arena);
-          const Tensor h = arena.alloc("head input", model.dtype, {n, model.config.hidden}),
-                       target = index.target.rows(first, n);
-          device.copy_rows({.y = h, .x = pass.hidden, .index = index.pairs.rows(first, n)});
-          std::optional<VocabSums> sums;  // of all logits
-          if (!options.truncation.on())
-            sums = {.tiles = {}, .target = target, .temperature = static_cast<float>(temperature), .only = !states};
-          const auto [logits, tiles] = head_forward(model, arena, h, sums);
-          Tensor sampler_logits;
-          if (states) {
-            sampler_logits = arena.alloc("sampler logits", model.dtype, {n, model.config.vocab});
-            device.copy_rows({.y = h, .x = states->hidden, .index = sampler_pairs.rows(first, n)});
-            device.linear_fwd({.y = sampler_logits, .x = h, .w = model.head, .bias = {}, .residual = {}});
-          }
-          truncate(model, arena, options, batch, groups, first, static_cast<float>(temperature),
-                   {logits, sampler_logits});
-          device.logprob({.logprob = logprob.rows(first, n),
-                          .entropy = entropy.rows(first, n),
+        for (const Chunk& c : head.chunks) {
+          const ArenaScope scope(arena);
+          const Tensor h = head.input(c, pass.hidden), target = c.of(head.target);
+          const auto [logits, tiles] = head_forward(model, arena, h, head.sums(target, !states));
+          const Tensor sampler_logits = head.sampler_logits(c, h);
+          head.truncate(c, {logits, sampler_logits});
+          device.logprob({.logprob = c.of(logprob),
+                          .entropy = c.of(entropy),
                           .logits = logits,
                           .target = target,
                           .temperature = static_cast<float>(temperature),
                           .tiles = tiles});
-          if (!states) return;
-          device.overlap_probs({.overlap = overlap.rows(first, n),
-                                .mass = mass.rows(first, n),
+          if (!states) continue;
+          device.overlap_probs({.overlap = c.of(overlap),
+                                .mass = c.of(mass),
                                 .p_logits = logits,
                                 .q_logits = sampler_logits,
                                 .temperature = static_cast<float>(temperature),
                                 .lambda = states->lambda,
                                 .top_k = states->top_k});
-        });
+        }
         append(out.logprob, download_stat(model.device, logprob));
         append(out.entropy, download_stat(model.device, entropy));
         if (!states) return;
