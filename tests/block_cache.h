@@ -1,6 +1,7 @@
 // A cache of one layer and a sequence of the learner, for tests of block-sparse reads.
 #pragma once
 #include <algorithm>
+#include <memory>
 
 #include "op_harness.h"
 #include "ops/attention.h"
@@ -40,13 +41,38 @@ const Heads kHeads[] = {{1, 1, 8}, {6, 2, 20}, {7, 1, 32}, {2, 2, 64}};
 struct Choice {  // how blocks are chosen
   BlockSummary kind;
   int32_t block, first, last;
-  int64_t scored(int64_t slots) const { return blocks_of(slots, block) - first - last; }
 };
 const Choice kChoices[] = {{kMinmax, 4, 0, 1}, {kMinmax, 16, 1, 2}, {kMean, 4, 2, 1}, {kMean, 16, 1, 1}};
+
+// Makes the operands of a case, some of which are the test's own.
+struct OwnRun : OpRun {
+  using Own = std::map<std::string, Tensor>;
+  OwnRun(const Table& table, DType type, Own own) : OpRun(table, type), own(std::move(own)) {}
+  const Own own;
+  void compute(const cases::Call&) override {}  // they hold it
+
+ protected:
+  Tensor make(const std::string& name, Use use, DType dtype, const Shape& shape, int64_t gap,
+              const cases::Fill& fill) override {
+    return own.count(name) ? own.at(name) : OpRun::make(name, use, dtype, shape, gap, fill);
+  }
+  Tensor make_index(const std::string& name, Use use, const Shape& shape, int64_t gap,
+                    const std::vector<int32_t>& v) override {
+    return own.count(name) ? own.at(name) : OpRun::make_index(name, use, shape, gap, v);
+  }
+};
+
+inline std::string sizes(const Heads& h) { return cat("H=", h.heads, ",K=", h.kv_heads, ",D=", h.dim); }
+inline std::string sizes(const Choice& c) {
+  return cat(",block=", c.block, ",first_blocks=", c.first, ",last_blocks=", c.last);
+}
+inline std::string mean(const Choice& c) { return c.kind == kMean ? ",mean=1" : ",mean=0"; }
 
 // A cache of one layer.  Tensors start as all ones: NaN, so that reading what was never written shows.
 class Cache {
  public:
+  using Runs = std::vector<std::pair<int32_t, int32_t>>;  // (sequence, new rows)
+
   Cache(const Table& table, const Heads& h, const Choice& choice, int64_t sequences, int64_t max_slots,
         DType type = DType::f32, const std::string& shuffle = "pages")
       : table(table),
@@ -67,78 +93,74 @@ class Cache {
   }
 
   // New rows of k and v (all rows of the tensors, sequence by sequence) behind what the sequences have.
-  void append(const std::vector<std::pair<int32_t, int32_t>>& runs, const Tensor& k, const Tensor& v) {
-    std::vector<int32_t> entries;
-    int32_t row = 0;
-    int64_t refreshed = 0;
-    for (auto [sequence, rows] : runs) {
-      refreshed += blocks_of(used[sequence] + rows, 16) - used[sequence] / 16;
-      used[sequence] += rows;
-      entries.insert(entries.end(), {row, rows, used[sequence], sequence});
-      row += rows;
-    }
-    const Buffer queries = i32({static_cast<int64_t>(runs.size()), 4}, entries);
-    KvWrite write{};
-    write.k_pages = k_pages.tensor(), write.v_pages = v_pages.tensor(), write.k = k, write.v = v;
-    write.page_table = page_table.tensor(), write.queries = queries.tensor();
-    table.kv_write(write, {});
-    table.kv_block_summary({.summary = summary.tensor(),
-                            .k_pages = k_pages.tensor(),
-                            .page_table = page_table.tensor(),
-                            .queries = queries.tensor(),
-                            .pages = refreshed,
-                            .block = choice.block,
-                            .kind = choice.kind},
-                           {});
+  void append(const Runs& runs, const Tensor& k, const Tensor& v) {
+    for (auto [sequence, rows] : runs) used[sequence] += rows;
+    OwnRun write(table, type, own({{"k", k}, {"v", v}})), sum(table, type, own({}));
+    run(write, &Table::kv_write, "kv_write", "", runs);
+    run(sum, &Table::kv_block_summary, "kv_block_summary", sizes(choice) + mean(choice), runs);
   }
 
   struct Read {
-    Buffer o, blocks, score;
+    std::shared_ptr<OwnRun> select, attn;
+    const Buffer &o, &score;
+    Buffer blocks;
     int64_t slots;
   };
   // One decode step of the sequences: chooses blocks by q [sequences, H, D] and reads them.  Read::blocks: in order.
   Read decode(const std::vector<int32_t>& sequences, const Tensor& q, const std::vector<int32_t>& budgets) {
-    const int64_t n = static_cast<int64_t>(sequences.size());
-    std::vector<int32_t> entries;
-    int64_t scored = 0, slots = 0, room = 1, most = 1;
-    for (int32_t e = 0; e < n; e++) {
-      const int32_t have = used[sequences[e]], budget = budgets[e];
-      entries.insert(entries.end(), {e, 1, have, sequences[e]});
-      slots += listed_slots(have, budget, choice.block);
-      room = std::max<int64_t>(room, std::min<int64_t>(budget, blocks_of(have, choice.block)));
-      if (blocks_of(have, choice.block) <= budget) continue;
-      scored += choice.scored(have), most = std::max(most, choice.scored(have));
+    const Runs runs = single(sequences);
+    const auto select = std::make_shared<OwnRun>(table, type, own({{"q", q}}));
+    const std::string size = sizes(choice) + mean(choice);
+    const Tensor lists = run(*select, &Table::kv_block_select, "kv_block_select", size, runs, budgets).blocks;
+    const auto attn = std::make_shared<OwnRun>(table, type, own({{"q", q}, {"blocks", lists}}));
+    const int64_t slots = run(*attn, &Table::attn_paged, "attn_paged", sizes(choice), runs, budgets).slots;
+    // The case has its table in the opposite order, and an entry of no block behind each list.
+    const int64_t n = std::ssize(sequences), K = heads.kv_heads, room = lists.shape[2] - 1;
+    Buffer blocks = i32({n, K, room});
+    for (int64_t i = 0; i < n * K * room; i++) {
+      const int64_t list = i / room, row = n - 1 - list / K;
+      blocks.set(i, select->buffer("blocks").get((row * K + list % K) * (room + 1) + i % room));
     }
-    const Buffer queries = i32({n, 4}, entries), lists = i32({std::ssize(used), heads.kv_heads, room});
-    Buffer budget = i32({std::ssize(used)});
-    for (int64_t e = 0; e < n; e++) budget.set(sequences[e], budgets[e]);
-    Read r{act(type, {n, heads.heads, heads.dim}), i32({n, heads.kv_heads, room}), act(type, {n, heads.kv_heads, most}),
-           slots};
-    KvBlockSelect select{};
-    select.blocks = lists.tensor(), select.score = r.score.tensor(), select.q = q;
-    select.summary = summary.tensor(), select.page_table = page_table.tensor(), select.queries = queries.tensor();
-    select.budget = budget.tensor(), select.scored = scored, select.block = choice.block;
-    select.first_blocks = choice.first, select.last_blocks = choice.last, select.kind = choice.kind;
-    table.kv_block_select(select, {});
-    AttnPaged attn = dense(r.o.tensor(), q, queries.tensor(), slots);
-    attn.blocks = lists.tensor(), attn.budget = budget.tensor(), attn.block = choice.block;
-    table.attn_paged(attn, {});
-    const int64_t size = heads.kv_heads * room;
-    for (int64_t i = 0; i < n * size; i++) r.blocks.set(i, lists.get(sequences[i / size] * size + i % size));
-    return r;
+    return {select, attn, attn->buffer("o"), select->buffer("score"), std::move(blocks), slots};
   }
   // The same step without lists.
   Buffer decode_densely(const std::vector<int32_t>& sequences, const Tensor& q) {
-    std::vector<int32_t> entries;
-    int64_t slots = 0;
-    for (size_t e = 0; e < sequences.size(); e++) {
-      entries.insert(entries.end(), {static_cast<int32_t>(e), 1, used[sequences[e]], sequences[e]});
-      slots += used[sequences[e]];
-    }
-    const Buffer queries = i32({static_cast<int64_t>(sequences.size()), 4}, entries);
-    Buffer o = act(type, {static_cast<int64_t>(sequences.size()), heads.heads, heads.dim});
-    table.attn_paged(dense(o.tensor(), q, queries.tensor(), slots), {});
-    return o;
+    OwnRun r(table, type, own({{"q", q}}));
+    run(r, &Table::attn_paged, "attn_paged", "", single(sequences));
+    return act(type, {std::ssize(sequences), heads.heads, heads.dim}, r.values("o"));
+  }
+
+  OwnRun::Own own(OwnRun::Own more) const {
+    more.insert({{"k_pages", k_pages.tensor()}, {"v_pages", v_pages.tensor()}, {"summary", summary.tensor()}});
+    return more;
+  }
+  // Operands of a case for these sequences.
+  template <class Args>
+  Args operands(OwnRun& r, const char* op, const std::string& size, const Runs& runs,
+                const std::vector<int32_t>& budgets = {}) const {
+    cases::Layout layout{.budget = budgets};
+    for (auto [sequence, rows] : runs) layout.sequences.push_back({rows, used[sequence]});
+    const Args a = arguments<Args>(r, op, sizes(heads) + size, layout);
+    const int64_t width = a.page_table.shape[1];
+    std::vector<double> rows(runs.size() * width, -1);  // in the opposite order
+    for (size_t i = 0; i < runs.size(); i++)
+      for (int64_t p = 0; p < std::min(width, per_sequence); p++)
+        rows[(runs.size() - 1 - i) * width + p] = page_table.get(runs[i].first * per_sequence + p);
+    r.set("page_table", rows);
+    return a;
+  }
+  template <class Args>
+  Args run(OwnRun& r, void (*Table::*op)(const Args&, Stream), const char* name, const std::string& size,
+           const Runs& runs, const std::vector<int32_t>& budgets = {}) const {
+    const Args a = operands<Args>(r, name, size, runs, budgets);
+    r.call(op, a);
+    EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
+    return a;
+  }
+  static Runs single(const std::vector<int32_t>& sequences) {
+    Runs runs;
+    for (int32_t s : sequences) runs.push_back({s, 1});
+    return runs;
   }
 
   const Table& table;
@@ -148,16 +170,6 @@ class Cache {
   const int64_t per_sequence, pages;
   Buffer page_table, k_pages, v_pages, summary;
   std::vector<int32_t> used;  // slots of each sequence
-
-  float scale() const { return static_cast<float>(1 / std::sqrt(double(heads.dim))); }
-
- private:
-  AttnPaged dense(const Tensor& o, const Tensor& q, const Tensor& queries, int64_t slots) const {
-    AttnPaged a{};
-    a.o = o, a.q = q, a.k_pages = k_pages.tensor(), a.v_pages = v_pages.tensor();
-    a.page_table = page_table.tensor(), a.queries = queries, a.pairs = a.slots = slots, a.scale = scale();
-    return a;
-  }
 };
 
 inline Buffer random_rows(const std::string& name, int64_t n, int64_t h, int64_t dim, DType type = DType::f32) {
@@ -180,75 +192,53 @@ struct LearnerBatch {
       : h(h),
         choice(choice),
         n(n),
+        room(budget),
         q(random_rows("q", n, h.heads, h.dim)),
         k(random_rows("k", n, h.kv_heads, h.dim)),
         v(random_rows("v", n, h.kv_heads, h.dim)),
-        segments({prompt, static_cast<int32_t>(n) - prompt, 0, prompt, 0, prompt, 0, 0}),
+        segments({{prompt, static_cast<int32_t>(n) - prompt, 0, prompt}, {0, prompt, 0, 0}}),
         budgets(n, INT32_MAX) {
     std::fill(budgets.begin() + prompt, budgets.end(), budget);
-  }
-  template <class F>
-  int64_t sum_rows(const std::vector<int32_t>& list, F f) const {
-    int64_t sum = 0;
-    for (size_t i = 0; i < list.size(); i += 4)
-      for (int32_t r = 0; r < list[i + 1]; r++) sum += f(list[i + 3] + r + 1, budgets[list[i] + r]);
-    return sum;
-  }
-  template <class Args>
-  void set(Args& a, const Buffer& list, const std::vector<int32_t>& entries, bool lists) const {
-    a.q = q.tensor(), a.k = a.pk = k.tensor(), a.v = a.pv = v.tensor();
-    a.segments = list.tensor(), a.scale = static_cast<float>(1 / std::sqrt(double(h.dim)));
-    a.pairs = sum_rows(entries,
-                       [&](int64_t total, int64_t b) { return lists ? listed_slots(total, b, choice.block) : total; });
   }
 
   // dk and dv start from random values; the segments from `cut` on are a second call.
   Learned run(const Table& table, bool lists = true, size_t cut = 0) const {
-    const int64_t room = std::max<int64_t>(
-        1, std::min<int64_t>(*std::min_element(budgets.begin(), budgets.end()), blocks_of(n, choice.block)));
-    const int64_t height = summary_rows(choice.kind), all = n / choice.block + 1;
     Learned r{random_rows("", n, h.heads, h.dim),
               act(DType::f32, {n, h.heads}),
               i32({n, h.kv_heads, room}),
               random_rows("", n, h.heads, h.dim),
               random_rows("dk", n, h.kv_heads, h.dim),
               random_rows("dv", n, h.kv_heads, h.dim)};
-    const Buffer budget = i32({n}, budgets), list = i32({2, 4}, segments);
-    const Buffer summary = act(DType::f32, {2, h.kv_heads, all * height, h.dim});
-    AttnBlockSelect select{};
-    select.blocks = r.blocks.tensor(), select.summary = summary.tensor(), select.q = q.tensor();
-    select.k = select.pk = k.tensor(), select.segments = list.tensor(), select.budget = budget.tensor();
-    select.scored = sum_rows(segments, [&](int64_t total, int64_t b) {
-      return blocks_of(total, choice.block) > b ? choice.scored(total) : 0;
-    });
-    select.slots = n + segments[3], select.block = choice.block, select.kind = choice.kind;
-    select.first_blocks = choice.first, select.last_blocks = choice.last;
-    if (lists) table.attn_block_select(select, {});
-    AttnFwd f{};
-    set(f, list, segments, lists);
-    f.o = r.o.tensor(), f.lse = r.lse.tensor();
-    if (lists) f.blocks = r.blocks.tensor(), f.budget = budget.tensor(), f.block = choice.block;
-    table.attn_fwd(f, {});
-    const Buffer d_o = random_rows("d_o", n, h.heads, h.dim);
-    for (const auto& part : {std::vector<int32_t>(segments.begin(), segments.begin() + cut),
-                             std::vector<int32_t>(segments.begin() + cut, segments.end())}) {
-      if (part.empty()) continue;
-      const Buffer some = i32({static_cast<int64_t>(part.size()) / 4, 4}, part);
-      AttnBwd b{};
-      set(b, some, part, lists);
-      b.dq = r.dq.tensor(), b.dk = b.dpk = r.dk.tensor(), b.dv = b.dpv = r.dv.tensor(), b.d_o = d_o.tensor();
-      b.o = r.o.tensor(), b.lse = r.lse.tensor();
-      if (lists) b.blocks = r.blocks.tensor(), b.budget = budget.tensor(), b.block = choice.block;
-      table.attn_bwd(b, {});
-    }
+    const auto call = [&]<class Args>(void (*Table::*op)(const Args&, Stream), const char* name,
+                                      const std::string& size, const std::vector<SegmentRow>& some) {
+      OwnRun t(table, DType::f32,
+               {{"q", q.tensor()},
+                {"k", k.tensor()},
+                {"v", v.tensor()},
+                {"o", r.o.tensor()},
+                {"lse", r.lse.tensor()},
+                {"blocks", r.blocks.tensor()},
+                {"dq", r.dq.tensor()},
+                {"dk", r.dk.tensor()},
+                {"dv", r.dv.tensor()}});
+      t.call(op, arguments<Args>(t, name, sizes(h) + sizes(choice) + size,
+                                 {.segments = some, .rows = n, .budget = lists ? budgets : std::vector<int32_t>()}));
+      EXPECT_TRUE(t.problems.empty()) << joined(t.problems);
+    };
+    if (lists) call(&Table::attn_block_select, "attn_block_select", mean(choice), segments);
+    call(&Table::attn_fwd, "attn_fwd", "", segments);
+    const auto middle = segments.begin() + static_cast<int64_t>(cut);
+    for (const auto& part : {std::vector(segments.begin(), middle), std::vector(middle, segments.end())})
+      if (!part.empty()) call(&Table::attn_bwd, "attn_bwd", "", part);
     return r;
   }
 
   Heads h;
   Choice choice;
-  int64_t n;
+  int64_t n, room;
   Buffer q, k, v;
-  std::vector<int32_t> segments, budgets;
+  std::vector<SegmentRow> segments;
+  std::vector<int32_t> budgets;
 };
 
 }  // namespace pare::test

@@ -90,11 +90,6 @@ struct InPages {
 using Body = std::function<void(Call&)>;
 // A case of src/cases, of a size and, where it has one of its own, with a layout.
 Body body_of(const std::string& op, const std::string& size, const cases::Layout& layout = {});
-template <class Args>
-Args arguments(Call& t, const char* op, const std::string& size, const cases::Layout& layout = {}) {
-  const cases::OpCase& c = cases::op_case(op);
-  return std::any_cast<Args>(c.make(t, cases::Dims(c.op, c.dims, size, layout)));
-}
 
 // Every tensor after body() on `table`, in both types and with `orders` in every order of threads, against `ref`
 // in f64.  In f32 the error is at most 1e-5 of max(1, |value|).  In bf16 a result is rounded once, which costs 2^-8 of

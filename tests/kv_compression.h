@@ -26,88 +26,95 @@ struct KvScene {
   On on;
   int64_t heads = 1, kv_heads = 1, dim = 0;
   int32_t window = 1;
-  std::vector<KvCompression> compressions = {};  // window_row: set by add()
-  std::vector<Rows> keys = {};                   // per (compression, kv head): [slots][dim]
-  std::vector<double> windows = {};              // [compressions * window, heads, dim], oldest first unless rotated
-  std::vector<int32_t> oldest = {};              // window_first, or empty
+  std::vector<KvCompression> compressions = {};
+  std::vector<Rows> keys = {};       // per (compression, kv head): [slots][dim]
+  std::vector<double> windows = {};  // [compressions * window, heads, dim], oldest first unless rotated
+  std::vector<double> oldest = {};   // window_first, or empty
 
   // One more compression.  queries: [window][heads * dim].
-  void add(KvCompression e, const std::vector<Rows>& head_keys, const Rows& queries) {
-    e.window_row = static_cast<int32_t>(compressions.size()) * window;
+  void add(const KvCompression& e, const std::vector<Rows>& head_keys, const Rows& queries) {
     compressions.push_back(e);
     keys.insert(keys.end(), head_keys.begin(), head_keys.end());
     for (const auto& q : queries) windows.insert(windows.end(), q.begin(), q.end());
   }
 
-  int64_t count() const { return static_cast<int64_t>(compressions.size()); }
-  KvPages pages() const {
-    std::vector<int32_t> slots;
-    for (const KvCompression& e : compressions) slots.push_back(e.slots);
-    return KvPages(slots);
-  }
+  int64_t count() const { return std::ssize(compressions); }
   int64_t max_slots() const {
     int64_t n = 0;
     for (const KvCompression& e : compressions) n = std::max<int64_t>(n, e.slots);
     return n;
   }
-  KvWork work() const { return kv_work(compressions.data(), count()); }
-  std::vector<double> key_pages(const KvPages& p) const {
-    std::vector<double> k(p.count * kv_heads * dim * 16, NAN);
+
+  // Scores [compressions, kv_heads, max_slots]; NaN where there are none.
+  std::vector<double> window_scores(const WindowSpec& spec, float scale) const {
+    OpRun r(*on.table, on.act);
+    auto a = operands<KvWindowScores>(
+        r, "kv_window_scores",
+        cat(",H=", heads, ",window=", window, ",kernel=", spec.kernel, ",aggregate=", static_cast<int>(spec.aggregate),
+            ",span=", static_cast<int>(spec.span), ",pool=", static_cast<int>(spec.pool)));
+    std::vector<double> rows = r.values("windows");
+    const int64_t row = heads * dim;
+    for (int64_t i = 0; i < count(); i++)
+      std::copy_n(windows.begin() + i * window * row, window * row,
+                  rows.begin() + static_cast<int64_t>(r.values("compressions")[i * 5 + 4]) * row);
+    r.set("windows", rows);
+    if (window > 1) r.set("window_first", oldest.empty() ? std::vector<double>(count()) : oldest);
+    a.scale = scale;
+    r.call(&Table::kv_window_scores, a);
+    return result(r);
+  }
+  std::vector<double> redundancy(const std::vector<double>& score, float lambda, float threshold) const {
+    OpRun r(*on.table, on.act);
+    auto a = operands<KvRedundancy>(r, "kv_redundancy", "");
+    r.set("score", resized(score, a.score.shape[2]));
+    a.lambda = lambda, a.threshold = threshold;
+    r.call(&Table::kv_redundancy, a);
+    return result(r);
+  }
+  // No score: the newest.
+  Keep select(const std::vector<double>& score, bool shared_heads = false) const {
+    OpRun r(*on.table, on.act);
+    const auto a = operands<KvSelect>(r, "kv_select", cat(",shared=", shared_heads, ",recent=", score.empty()));
+    if (!score.empty()) r.set("score", resized(score, a.score.shape[2]));
+    r.call(&Table::kv_select, a);
+    EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
+    const auto all = r.values("keep");
+    Keep keep;
+    for (int64_t i = 0; i < count() * kv_heads; i++) {
+      const auto row = all.begin() + i * a.keep.shape[2];
+      keep.emplace_back(row, row + compressions[i / kv_heads].keep);
+    }
+    return keep;
+  }
+
+ private:
+  // Of a case of src/cases, with these keys.
+  template <class Args>
+  Args operands(OpRun& r, const char* op, const std::string& size) const {
+    const Args a = arguments<Args>(r, op, cat("K=", kv_heads, ",D=", dim, size), {.compressions = compressions});
+    if (!r.has("k_pages")) return a;
+    std::vector<int32_t> slots;
+    for (const KvCompression& e : compressions) slots.push_back(e.slots);
+    const KvPages p(slots);
+    std::vector<double> k = r.values("k_pages");
     for (int64_t i = 0; i < count(); i++)
       for (int64_t h = 0; h < kv_heads; h++)
         for (int32_t s = 0; s < compressions[i].slots; s++)
           for (int64_t d = 0; d < dim; d++)
             k[((p.page(i, s) * kv_heads + h) * dim + d) * 16 + s % 16] = keys[i * kv_heads + h][s][d];
-    return k;
+    r.set("k_pages", k);
+    return a;
   }
-
-  // Scores [compressions, kv_heads, max_slots]; NaN where there are none.
-  std::vector<double> window_scores(const WindowSpec& spec, float scale) const {
-    OpRun r(*on.table, on.act);
-    const KvPages p = pages();
-    KvWindowScores a{};
-    a.score = r.out("score", {count(), kv_heads, max_slots()});
-    a.windows = r.in("windows", {count() * window, heads, dim}, windows);
-    if (!oldest.empty()) a.window_first = r.index("window_first", {count()}, oldest);
-    a.k_pages = r.in("k_pages", {p.count, kv_heads, dim, 16}, key_pages(p));
-    a.src_pages = r.index("src_pages", {count(), p.per_row}, p.table);
-    a.compressions = r.index("compressions", {count(), 5}, flat(compressions)), a.work = work(), a.window = window;
-    a.aggregate = spec.aggregate, a.span = spec.span, a.pool = spec.pool, a.kernel = spec.kernel, a.scale = scale;
-    r.call(&Table::kv_window_scores, a);
-    EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
-    return r.values("score");
+  // Rows of another length: NaN behind.
+  std::vector<double> resized(const std::vector<double>& rows, int64_t length) const {
+    const int64_t n = count() * kv_heads, had = std::ssize(rows) / n;
+    std::vector<double> v(n * length, NAN);
+    for (int64_t i = 0; i < n; i++) std::copy_n(rows.begin() + i * had, std::min(had, length), v.begin() + i * length);
+    return v;
   }
-  std::vector<double> redundancy(std::vector<double> score, float lambda, float threshold) const {
-    OpRun r(*on.table, on.act);
-    const KvPages p = pages();
-    KvRedundancy a{};
-    a.score = r.inout("score", {count(), kv_heads, max_slots()}, score);
-    a.k_pages = r.in("k_pages", {p.count, kv_heads, dim, 16}, key_pages(p));
-    a.src_pages = r.index("src_pages", {count(), p.per_row}, p.table);
-    a.compressions = r.index("compressions", {count(), 5}, flat(compressions)), a.work = work();
-    a.lambda = lambda, a.threshold = threshold;
-    a.workspace = r.scratch("workspace", {count(), kv_heads, 4, p.per_row * 16}, {});
-    r.call(&Table::kv_redundancy, a);
+  std::vector<double> result(const OpRun& r) const {
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
-    return r.values("score");
-  }
-  Keep select(const std::vector<double>& score, bool shared_heads = false) const {
-    OpRun r(*on.table, on.act);
-    KvSelect a{};
-    a.keep = r.index_out("keep", {count(), kv_heads, max_slots()});
-    if (!score.empty()) a.score = r.in("score", {count(), kv_heads, max_slots()}, score);
-    a.compressions = r.index("compressions", {count(), 5}, flat(compressions)), a.work = work(),
-    a.shared_heads = shared_heads;
-    r.call(&Table::kv_select, a);
-    EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
-    const auto all = r.values("keep");
-    Keep keep;
-    for (int64_t i = 0; i < count(); i++)
-      for (int64_t h = 0; h < kv_heads; h++) {
-        const auto row = all.begin() + (i * kv_heads + h) * max_slots();
-        keep.emplace_back(row, row + compressions[i].keep);
-      }
-    return keep;
+    return resized(r.values("score"), max_slots());
   }
 };
 

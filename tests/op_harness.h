@@ -23,6 +23,13 @@
 
 namespace pare::test {
 
+// The arguments of a case of src/cases, of a size and, where a test has one of its own, with a layout.
+template <class Args>
+Args arguments(cases::Operands& o, const char* op, const std::string& size, const cases::Layout& layout = {}) {
+  const cases::OpCase& c = cases::op_case(op);
+  return std::any_cast<Args>(c.make(o, cases::Dims(c.op, c.dims, size, layout)));
+}
+
 // Unit roundoff of f32.
 inline constexpr double kRound = 0x1p-24;
 

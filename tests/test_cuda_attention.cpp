@@ -65,8 +65,8 @@ cases::Layout layout(const Case& c) {
 template <class Args>
 Args arguments(Call& t, const char* op, const Case& c) {
   const std::string block = c.block ? cat(",block=", c.block) : "";
-  return kernel::arguments<Args>(t, op, cat("H=", c.heads, ",K=", c.kv_heads, ",D=", c.d, ",gap=", c.gap, block),
-                                 layout(c));
+  return test::arguments<Args>(t, op, cat("H=", c.heads, ",K=", c.kv_heads, ",D=", c.d, ",gap=", c.gap, block),
+                               layout(c));
 }
 AttnFwd forward_arguments(Call& t, const Case& c) { return arguments<AttnFwd>(t, "attn_fwd", c); }
 

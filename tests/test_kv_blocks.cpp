@@ -161,8 +161,8 @@ TEST_P(KvBlocks, ListsAreAscendingAndHoldTheReservedBlocks) {
 TEST_P(KvBlocks, TiesGoToTheSmallerBlock) {
   const std::vector<double> per_block = {0, 1, -0.0, 1, 2, 1, 0, 2, 1, 2};
   std::vector<double> k;
-  for (double x : per_block) k.insert(k.end(), 4, x);
-  const Buffer rows = act(DType::f32, {40, 1, 1}, k), q = act(DType::f32, {1, 1, 1}, {1});
+  for (double x : per_block) k.insert(k.end(), 8, x);
+  const Buffer rows = act(DType::f32, {40, 1, 2}, k), q = act(DType::f32, {1, 1, 2}, {1, 0});
   const std::vector<std::vector<int32_t>> lists = {{9},
                                                    {4, 9},
                                                    {4, 7, 9},
@@ -173,7 +173,7 @@ TEST_P(KvBlocks, TiesGoToTheSmallerBlock) {
                                                    {0, 1, 3, 4, 5, 7, 8, 9},
                                                    {0, 1, 2, 3, 4, 5, 7, 8, 9}};
   for (BlockSummary kind : {kMinmax, kMean}) {
-    Cache c(table, {1, 1, 1}, {kind, 4, 0, 1}, 1, 40);
+    Cache c(table, {1, 1, 2}, {kind, 4, 0, 1}, 1, 40);
     c.append({{0, 40}}, rows.tensor(), rows.tensor());
     for (const auto& list : lists)
       EXPECT_EQ(ints(c.decode({0}, q.tensor(), {static_cast<int32_t>(list.size())}).blocks), list);
@@ -249,7 +249,7 @@ TEST(KvBlocksRef, ListsEqualAMask) {
         for (int64_t d = 0; d < h.dim; d++) dot += q.get(head * h.dim + d) * k.get((s * h.kv_heads + kv) * h.dim + d);
         const auto list = lists.begin() + kv * budget;
         const bool seen = std::find(list, list + budget, s / choice.block) != list + budget;
-        const double weight = std::exp(double(c.scale()) * dot);
+        const double weight = std::exp(double(static_cast<float>(1 / std::sqrt(double(h.dim)))) * dot);
         p[s] = seen ? weight : 0;
         left_out += seen ? 0 : weight;
         sum += p[s];
@@ -343,7 +343,7 @@ TEST_P(KvBlocks, GradientsContinueAcrossCalls) {
   for (const Heads& h : kHeads)
     for (const Choice& choice : kChoices) {
       const LearnerBatch batch(h, 150, 37, choice, 4);
-      const Learned once = batch.run(table), twice = batch.run(table, true, 4);
+      const Learned once = batch.run(table), twice = batch.run(table, true, 1);
       EXPECT_EQ(once.dq.element_bytes(), twice.dq.element_bytes());
       EXPECT_EQ(once.dk.element_bytes(), twice.dk.element_bytes());
       EXPECT_EQ(once.dv.element_bytes(), twice.dv.element_bytes());
@@ -379,12 +379,9 @@ TEST_P(KvBlocks, RefusesBudgetsBelowTheReservedBlocksAndListsThatAreNone) {
   EXPECT_NO_THROW(c.decode({0}, q.tensor(), {4}));
   for (const std::vector<int32_t>& list :
        {std::vector<int32_t>{1, 1, 9}, {2, 1, 9}, {-1, 3, 9}, {1, 2, 8}, {1, 9, 10}}) {
-    const Buffer queries = i32({1, 4}, {0, 1, 40, 0}), blocks = i32({1, 1, 3}, list), budget = i32({1}, {3});
-    const Buffer o = act(DType::f32, {1, 2, 8});
-    AttnPaged a{};
-    a.o = o.tensor(), a.q = q.tensor(), a.k_pages = c.k_pages.tensor(), a.v_pages = c.v_pages.tensor();
-    a.page_table = c.page_table.tensor(), a.queries = queries.tensor(), a.pairs = a.slots = 12, a.scale = 1;
-    a.blocks = blocks.tensor(), a.budget = budget.tensor(), a.block = 4;
+    const Buffer blocks = i32({1, 1, 3}, list);
+    OwnRun r(table, DType::f32, c.own({{"q", q.tensor()}, {"blocks", blocks.tensor()}}));
+    const auto a = c.operands<AttnPaged>(r, "attn_paged", sizes(c.choice), {{0, 1}}, {3});
     EXPECT_THROW(table.attn_paged(a, {}), std::logic_error) << list[0] << list[1] << list[2];
   }
 }

@@ -191,7 +191,7 @@ TEST_P(KvOps, HeavyHittersOfTheExample) {
       score.score = c.out("score", {1, 1, slots}), score.mass_pages = c.in("mass", {1, 1, 16}, mass);
       score.src_pages = c.index("src", {1, 1}, {0}),
       score.compressions = c.index("compressions", {1, 5}, flat(s.compressions));
-      score.work = s.work();
+      score.work = kv_work(s.compressions.data(), 1);
       c.call(&Table::kv_mass_scores, score);
       const Keep keep = s.select(c.values("score"));
       OpRun x(*on.table, on.act);
@@ -201,7 +201,7 @@ TEST_P(KvOps, HeavyHittersOfTheExample) {
       compact.mass_pages = pages(x, "mass", {1, 1, 16}, mass);
       compact.keep = x.index("keep", {1, 1, 4}, keep[0]);
       compact.src_pages = compact.dst_pages = score.src_pages;
-      compact.compressions = score.compressions, compact.work = s.work();
+      compact.compressions = score.compressions, compact.work = score.work;
       x.call(&Table::kv_compact, compact);
       for (int32_t i = 0; i < slots; i++)
         if (std::find(keep[0].begin(), keep[0].end(), i) == keep[0].end()) evicted += mass[i];
@@ -339,7 +339,7 @@ TEST_P(KvOps, CompressionsDoNotSeeEachOther) {
     const Keep keep = s.select(all);
     for (int64_t i = 0; i < s.count(); i++) {
       KvScene one = s;
-      one.compressions = {s.compressions[i]}, one.compressions[0].window_row = 0;
+      one.compressions = {s.compressions[i]};
       one.keys.assign(s.keys.begin() + i * s.kv_heads, s.keys.begin() + (i + 1) * s.kv_heads);
       const int64_t part = static_cast<int64_t>(s.windows.size()) / s.count();
       one.windows.assign(s.windows.begin() + i * part, s.windows.begin() + (i + 1) * part);

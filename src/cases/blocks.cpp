@@ -42,7 +42,7 @@ Call kv_block_select(Operands& o, const Dims& d) {
     most = std::max(most, regular ? scored : all + 1);
     if (e.rows == 1 && all > budget[e.table_row]) a.scored += scored;
   }
-  const int64_t room = *std::max_element(budget.begin(), budget.end()) + !regular;
+  const int64_t room = s.room(budget, d["block"]) + !regular;
   a.blocks = o.index_out("blocks", {s.count(), d["K"], room});
   a.score = o.stat_out("score", {s.count(), d["K"], most});
   a.q = o.in("q", {s.rows, d["H"], d["D"]}, d["gap"]);

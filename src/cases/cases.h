@@ -48,7 +48,7 @@ struct Layout {
   std::vector<KvCompression> compressions = {};             // window_row: set by Compressions
   std::vector<SegmentRow> segments = {};                    // packed, with what follows
   int64_t rows = 0, parent_rows = 0;
-  std::vector<int32_t> lists = {}, budget = {}, blocks = {};  // AttnFwd's; budget of each row
+  std::vector<int32_t> lists = {}, budget = {}, blocks = {};  // AttnFwd's; budget of each row, or sequence
 };
 
 class Dims {

@@ -307,6 +307,7 @@ Sequences::Sequences(const Dims& d, int64_t new_rows) {
   const bool apart = d["layout"] != 0 || !sequences.empty();
   if (!sequences.empty()) {
     first = d.own.first;
+    budget.assign(d.own.budget.rbegin(), d.own.budget.rend());
   } else if (const int64_t layout = d["layout"]) {
     const PagedLayout& x = paged_layouts()[static_cast<size_t>(layout - 1)];
     sequences = x.sequences;
@@ -328,6 +329,13 @@ Sequences::Sequences(const Dims& d, int64_t new_rows) {
     pairs += r * (all - r) + r * (r + 1) / 2;
   }
   pages = Pages(by_row, apart);
+}
+
+int64_t Sequences::room(const std::vector<int32_t>& budgets, int64_t block) const {
+  int64_t most = 1;
+  for (const PagedRow& e : list)
+    most = std::max(most, std::min<int64_t>(budgets[e.table_row], blocks_of(e.slots, block)));
+  return most;
 }
 
 std::vector<Dim> paged_dims() {

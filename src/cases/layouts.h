@@ -75,6 +75,7 @@ struct Sequences {
   int64_t rows = 0, pairs = 0, slots = 0;
 
   int64_t count() const { return std::ssize(list); }
+  int64_t room(const std::vector<int32_t>& budgets, int64_t block) const;  // the most blocks that one reads
   Tensor put_queries(Operands& o) const { return o.index("queries", {count(), 4}, flat(list)); }
   Tensor put_table(Operands& o, const Dims& d) const {
     return o.index("page_table", {count(), pages.per_row}, pages.table, d["gap"]);

@@ -52,7 +52,7 @@ Call attn_paged(Operands& o, const Dims& d) {
     a.slots += read;
     a.pairs += r == 1 ? read : r * (e.slots - r) + r * (r + 1) / 2;
   }
-  const int64_t room = *std::max_element(budget.begin(), budget.end());
+  const int64_t room = s.room(budget, d["block"]);
   a.blocks = o.index("blocks", {s.count(), K, room}, random_blocks(total, budget, K, room, d["block"]));
   a.budget = o.index("budget", {s.count()}, budget);
   a.block = d.i32("block");
