@@ -179,8 +179,10 @@ constexpr bool kClearsPadding = false;
 // depends on the place of the pass among those that are queued is set anew.
 TEST(EmuDevice, ADecodePassIsOneLaunchAndOneUpload) {
   ModelConfig config = tiny_config("qwen3", false);
-  // Rows begin at multiples of 16 bytes, and gates end with a panel: products make SwiGLU, the LM head sums of tiles.
+  // Rows begin at multiples of 16 bytes, and gates end with a panel: products make SwiGLU and norms, the LM head sums
+  // of tiles.
   config.hidden = config.vocab = 40;
+  config.head_dim = 8;
   config.ffn = 48;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     Generator g(table_emu, config, {.max_sequences = 4, .max_batched_tokens = 21, .max_context = 100, .lookahead = 8},
