@@ -11,7 +11,7 @@
 
 #include "base/half.h"
 #include "emu_kernels.h"
-#include "kernels.h"
+#include "kernel_call.h"
 #include "ops/linear.h"
 #include "ops/list.h"
 
@@ -606,7 +606,7 @@ TEST(Emu, LinearHasNoBankConflicts) {
   for (const Floats* t : {&x, &w}) ASSERT_EQ(cudaMemset(t->p, 0, n * n * 2), cudaSuccess);
   ASSERT_EQ(cudaMemset(y.p, 0, n * n * 4), cudaSuccess);
   const Weight weight{make_tensor(w.p, DType::bf16, {n / 16, n, 16}), n};
-  const Arch eight(80);
+  kernel::ask_for(TensorKernel::mma);
   enum Which { forward, input, weights };
   for (const auto& [rows, which] :
        {std::pair{n, forward}, {n, input}, {n, weights}, {n / 8, forward}, {n / 8, input}}) {
@@ -625,6 +625,7 @@ TEST(Emu, LinearHasNoBankConflicts) {
     }
     EXPECT_GT(used, 0u);
   }
+  kernel::ask_for(TensorKernel::choose);
 }
 
 // Work is queued and runs when the host waits for it: what is not waited for has not happened.
