@@ -137,7 +137,7 @@ __device__ __forceinline__ bool is_last_part(const Product& p, int tile) {
 template <class Product>
 __device__ __forceinline__ void norm_as_last(const Product& p, int warps) {
   if constexpr (requires { p.norm; }) {
-    if (!p.norm.y || !is_last_to_arrive(p.norm.arrivals, gridDim.x * gridDim.y)) return;
+    if (!is_last_to_arrive(p.norm.arrivals, gridDim.x * gridDim.y)) return;
     for (int row = threadIdx.x / 32; row < p.rows && static_cast<int>(threadIdx.x) / 32 < warps; row += warps)
       norm_row<bf16, true>(p.norm.y + row * p.norm.stride, p.norm.rstd + row, p.y + row * p.y_stride, p.norm.w,
                            p.columns, p.norm.eps);

@@ -383,17 +383,18 @@ TEST(CudaBf16, ANormBehindAProductHasTheBitsOfItsOp) {
     SCOPED_TRACE(cat(n, " rows, ", i, " to ", o));
     Call t(table_kernels, DType::bf16);
     const Weight w = t.weight("w", o, i);
-    const Tensor x = t.act("x", {n, i}), r = t.act("r", {n, o}), gain = t.act("gain", {o});
+    const Tensor x = t.act("x", {n, i}), r = t.act("r", {n, o}, 8), gain = t.act("gain", {o});
     LinearParts parts = t.parts(n, o, i);
     if (!parts.arrivals) parts.arrivals = t.index("arrivals", {kLinearTiles}, std::vector<int32_t>(kLinearTiles));
     const auto norm_of = [&](const std::string& name) {
-      return LinearNorm{.y = t.act_out(name, {n, o}), .rstd = t.stat_out(name + " rstd", {n}), .w = gain, .eps = 1e-6f};
+      return LinearNorm{
+          .y = t.act_out(name, {n, o}, 16), .rstd = t.stat_out(name + " rstd", {n}), .w = gain, .eps = 1e-6f};
     };
     const Tensor alone = t.act_out("alone", {n, o});
     table_kernels.linear_fwd({alone, x, w, {}, r, parts}, {});
     const LinearNorm separate = norm_of("normed alone");
     table_kernels.rmsnorm_fwd({separate.y, separate.rstd, alone, gain, separate.eps}, {});
-    LinearFwd a{in_place ? r : t.act_out("y", {n, o}), x, w, {}, r, parts};
+    LinearFwd a{in_place ? r : t.act_out("y", {n, o}, 8), x, w, {}, r, parts};
     a.norm = norm_of("normed");
     table_kernels.linear_fwd(a, {});
     EXPECT_EQ(t[in_place ? "r" : "y"].bits(), t["alone"].bits());
