@@ -132,7 +132,7 @@ template <class Product>
 __device__ __forceinline__ bool is_last_part(const Product& p, int tile) {
   return is_last_to_arrive(&p.arrivals[tile], gridDim.z);
 }
-// Norms the rows of a product whose norm is wanted, in the block that is the last to end, by its first `warps` warps.
+// Norms the rows of a product with a norm, in the block that is the last to end, by its first `warps` warps.
 // Called by all threads of a block that has finished a tile.
 template <class Product>
 __device__ __forceinline__ void norm_as_last(const Product& p, int warps) {
