@@ -345,7 +345,8 @@ struct SharedRows16 {
     });
     share_weights(s, softmax, rows.top, [&](LaneRow, int slot) { return slot < present; });
   }
-  __device__ __forceinline__ void add(SharedTile<kD> v, int present) {
+  template <class Values>
+  __device__ __forceinline__ void add(Values v, int present) {
     const float mine = of_my_sum(fix);
     float part = 0;
     add_weights<kBlock16>(part, 0);
@@ -370,7 +371,8 @@ struct SharedRows16 {
     });
     share_weights(s.half(0), softmax, m, [&](LaneRow, int slot) { return counts(listed, slot); });
   }
-  __device__ __forceinline__ void add_pages(SharedTile<kD> v) {
+  template <class Values>
+  __device__ __forceinline__ void add_pages(Values v) {
     float m = of_my_sum(rows.top);
     for (int page = 0; page < kWarps; page++) {
       if (threadIdx.x % 32 < 16) sum *= rise(m, shared.top[page][my_row()]);
@@ -460,7 +462,8 @@ struct SharedRows16 {
       for (int e = 0; e < 2; e++) to += shared.weights[my_row()][first + lane_column(n) + e];
   }
   // acc += the weights of the page at slot `k` of the tile, times its values.
-  __device__ __forceinline__ void add_page(SharedTile<kD> v, int k) {
+  template <class Values>
+  __device__ __forceinline__ void add_page(Values v, int k) {
     uint32_t x[4];
     make_a(x, [&](int row, int slot) {
       const float2 w = *reinterpret_cast<const float2*>(&shared.weights[row][k + slot]);
@@ -469,7 +472,7 @@ struct SharedRows16 {
 #pragma unroll
     for (int c = 0; c < kColumns; c += 16) {
       uint32_t y[4];
-      AcrossTile<kD>{v}.operand_b(y, warp() * kColumns + c, k);
+      v.operand_b(y, warp() * kColumns + c, k);
       acc.add_product(c, x, y);
     }
   }

@@ -47,9 +47,12 @@ struct Forward {
   unsigned* arrivals;
 
   Results<T> results() const { return {y, y_stride, columns}; }
-  // Returns true if tensor copies can store y.
+  // Returns true if tensor copies can store y, and read the residual.
   bool stores_by_boxes() const {
-    return pairs && columns % 2 == 0 && y_stride % 8 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0;
+    const auto suits = [](const T* p, int64_t stride) {
+      return stride % 8 == 0 && reinterpret_cast<uintptr_t>(p) % 16 == 0;
+    };
+    return pairs && columns % 2 == 0 && suits(y, y_stride) && (!residual || suits(residual, residual_stride));
   }
   // The number of such parts, or 0.
   int apart() const { return !kTranspose && sums ? ceil_div(depth, part) : 0; }

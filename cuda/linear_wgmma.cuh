@@ -147,6 +147,8 @@ struct WgmmaBlock {
   static constexpr int kStored = Stage::kGated ? kColumns / 2 : kColumns;  // columns of a tile of y
   static constexpr int kConsumers = kRows / kDown / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
   static constexpr bool kAdds = std::is_same_v<typename Product::Result, float>;  // results of twice the bytes
+  static constexpr bool kResidual = requires(const Product& p) { p.residual; }
+  &&!Stage::kGated && !requires(const Product& p) { p.tiles; };  // results may be added to one
   // Up to 226 KiB of shared memory, or 105 for each of the two blocks that then share a multiprocessor.
   static constexpr int kBlocks = kColumns > 64 || kParts ? 1 : 2, kStageKib = kBlocks == 2 ? 96 : (kAdds ? 168 : 204),
                        kStages = std::min<int>(6, kStageKib * 1024 / sizeof(Stage));
@@ -163,6 +165,7 @@ struct WgmmaBlock {
   struct Shared {
     alignas(1024) typename Product::Result boxes[kConsumers][kBuffers][16 * kBox];
     Ring<Stage, kStages> ring;
+    Mbarrier residual[kConsumers][kBuffers];  // it is in the box
   };
 };
 
@@ -172,9 +175,9 @@ struct Results {
   int64_t stride;  // between rows
   int columns;
 };
-// Tensor maps of the operands, and of the results if they leave by boxes.
+// Tensor maps of the operands, and, if the results leave by boxes, of them and of what they are added to.
 struct WgmmaMaps {
-  CUtensorMap a, b, y;
+  CUtensorMap a, b, y, residual;
   bool by_boxes;
 };
 
@@ -192,84 +195,103 @@ __device__ __forceinline__ int2 first_of_tile(int rows, int columns, int i, Shar
   return {((band * row_tiles + i % in_band) * s.blocks + s.rank) * kRows, i / in_band * kColumns};
 }
 
-// Calls fill(box, m, n) for each box of a warp's results, those of 16 rows from m 64 on and of kBox columns from n on,
-// and send(x, y, box) when it is full: x and y are where it begins, as that of m = n = 0 begins at `column` and `row`.
-template <class Block, class Fill, class Send>
-__device__ __forceinline__ void for_boxes(typename Block::Shared& shared, int row, int column, Fill fill, Send send) {
-  constexpr int kAcross = Block::kStored / Block::kBox;
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < Block::kBoxes; i++) {
-    const int m = i / kAcross, n = i % kAcross * Block::kBox;
-    auto* const box = shared.boxes[threadIdx.x / 32][i % Block::kBuffers];
-    if (lane == 0) {
-      if (i == 0)  // those of the tile before have long been read
-        store_wait_read<0>();
-      else if (i >= Block::kBuffers)
-        store_wait_read<Block::kBuffers - 1>();
-    }
-    __syncwarp();
-    fill(box, m, n);
-    fence_proxy_async();
-    __syncwarp();
-    if (lane == 0) {
-      send(column + n, row + m * 64, box);
-      store_commit();
-    }
+// The boxes by which a warp's results leave.  Where they are added to a residual, its boxes come by tensor copies to
+// where those of the results will be: the first as the tile begins, each other as soon as its place is free.
+template <class Block>
+class Boxes {
+  static constexpr int kAcross = Block::kStored / Block::kBox, kBuffers = Block::kBuffers;
+  typename Block::Shared& shared_;
+  const WgmmaMaps& maps_;
+  unsigned tiles_ = 0;  // that have been added to residuals
+
+  __device__ auto* box(int i) const { return shared_.boxes[threadIdx.x / 32][i % kBuffers]; }
+  __device__ Mbarrier* full(int i) const { return &shared_.residual[threadIdx.x / 32][i % kBuffers]; }
+  __device__ void bring(int i, int row, int column) const {
+    mbarrier_arrive_expect(full(i), Block::kBoxBytes);
+    tensor_copy(box(i), maps_.residual, column + i % kAcross * Block::kBox, row + i / kAcross * 64, full(i));
   }
-}
+
+ public:
+  __device__ Boxes(typename Block::Shared& shared, const WgmmaMaps& maps) : shared_(shared), maps_(maps) {}
+  // Brings the first boxes of the residual of a tile, whose results for_each is to add to it.
+  __device__ void begin(int row, int column) const {
+    if (threadIdx.x % 32 != 0) return;
+    store_wait_read<0>();  // of the tile before
+    for (int i = 0; i < kBuffers; i++) bring(i, row, column);
+  }
+  // Calls fill(box, m, n) for each box, of 16 rows from m 64 on and of kBox columns from n on, and send(x, y, box) when
+  // it is full: x and y are where it begins, as that of m = n = 0 begins at `column` and `row`.
+  template <class Fill, class Send>
+  __device__ __forceinline__ void for_each(int row, int column, bool has_residual, Fill fill, Send send) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < Block::kBoxes; i++) {
+      if (lane == 0) {
+        if (i == 0 && !has_residual)
+          store_wait_read<0>();  // of the tile before
+        else if (i > 0 && has_residual && i - 1 + kBuffers < Block::kBoxes) {
+          store_wait_read<0>();
+          bring(i - 1 + kBuffers, row, column);
+        } else if (i >= kBuffers && !has_residual)
+          store_wait_read<kBuffers - 1>();
+      }
+      if (has_residual) {
+        const int uses = ceil_div(Block::kBoxes - i % kBuffers, kBuffers);  // of the mbarrier, by a tile
+        mbarrier_wait(full(i), (uses * tiles_ + i / kBuffers) % 2);
+      }
+      __syncwarp();
+      const int m = i / kAcross, n = i % kAcross * Block::kBox;
+      fill(box(i), m, n);
+      fence_proxy_async();
+      __syncwarp();
+      if (lane == 0) {
+        send(column + n, row + m * 64, box(i));
+        store_commit();
+      }
+    }
+    if (has_residual) tiles_++;
+  }
+};
 
 // Rounds the results of a warp and stores them by boxes: total[m] has those of 16 rows from row + m 64 on, and columns
 // from `column` on; of gates and ups it has both halves, and `column` is that of y.  The last two are constants, for
 // each of which this is compiled.
 template <class Block, class Product, int kDown, int kColumns>
 __device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& map,
-                                           const Accumulator<kColumns> (&total)[kDown], typename Block::Shared& shared,
-                                           int row, int column, bool has_bias, bool has_residual) {
-  constexpr int kBox = Block::kBox, kPairs = kBox / 4,
-                kTogether = kColumns * kDown > 192 ? 4 : kPairs;  // whose addends are loaded at once
-  const int lane = threadIdx.x % 32;
+                                           const Accumulator<kColumns> (&total)[kDown], Boxes<Block>& boxes, int row,
+                                           int column, bool has_bias, bool has_residual) {
+  constexpr int kBox = Block::kBox;
   const auto fill = [&](bf16* box, int m, int n) {
 #pragma unroll
-    for (int first = 0; first < kPairs; first += kTogether) {
-      // f(pair, row, column, values, tile of 8 columns) for kTogether pairs of the box.
-      const auto for_pairs = [&](auto f) {
+    for (int first = 0; first < kBox; first += 16) {
+      const int lane = threadIdx.x % 32, r = lane % 16, chunk = first / 8 + lane / 16;
+      bf16* const at = box + r * kBox + (kBox == 64 ? chunk ^ r % 8 : chunk) * 8;
+      uint32_t before[4] = {}, after[4];
+      if (has_residual) ldmatrix_x4<false>(before, at);
 #pragma unroll
-        for (int j = 0; j < kTogether; j++) {
-          const LaneRow r{j % 2};
-          const int tile = n / 8 + (first + j) / 2;
-          const float* const x = &total[m].tile[tile][r.i * 2];
-          f(j, row + m * 64 + r, column + lane_column(tile), make_float2(x[0], x[1]), tile);
-        }
-      };
-      decltype(p.before_pair(0, 0)) before[kTogether] = {};
-      if (has_residual)
-        for_pairs([&](int j, int r, int c, float2, int) {
-          if (r < p.rows && c < p.columns) before[j] = p.before_pair(r, c);
-        });
-      uint32_t rounded[4];
-      for_pairs([&](int j, int, int c, float2 x, int tile) {
-        __nv_bfloat162 y;
+      for (int j = 0; j < 4; j++) {
+        const int tile = (n + first) / 8 + j / 2;
+        const float* const x = &total[m].tile[tile][j % 2 * 2];
+        __nv_bfloat162 y, added_to;
+        memcpy(&added_to, &before[j], 4);
         if constexpr (Block::Stage::kGated) {
           const float* const up = &total[m].tile[tile + kColumns / 16][j % 2 * 2];
-          y = Block::Stage::finish(x, make_float2(up[0], up[1]));
+          y = Block::Stage::finish(make_float2(x[0], x[1]), make_float2(up[0], up[1]));
         } else {
-          y = p.rounded_pair(has_bias, has_residual, c, x, before[j]);
+          y = p.rounded_pair(has_bias, has_residual, column + lane_column(tile), make_float2(x[0], x[1]), added_to);
         }
-        memcpy(&rounded[j % 4], &y, 4);
-        if (j % 4 < 3) return;
-        const int r = lane % 16, chunk = (first + j) / 4 * 2 + lane / 16;
-        stmatrix_x4(box + r * kBox + (kBox == 64 ? chunk ^ r % 8 : chunk) * 8, rounded);
-      });
+        memcpy(&after[j], &y, 4);
+      }
+      stmatrix_x4(at, after);
     }
   };
-  for_boxes<Block>(shared, row, column, fill, [&](int x, int y, const bf16* box) { tensor_store(map, x, y, box); });
+  boxes.for_each(row, column, has_residual, fill, [&](int x, int y, const bf16* box) { tensor_store(map, x, y, box); });
 }
 
 // Adds the results of a warp to memory by boxes of f32; total, row and column as above.
 template <class Block, int kDown, int kColumns>
 __device__ __forceinline__ void add_tile(const CUtensorMap& map, const Accumulator<kColumns> (&total)[kDown],
-                                         typename Block::Shared& shared, int row, int column) {
+                                         Boxes<Block>& boxes, int row, int column) {
   static_assert(Block::kBox == 32);  // rows of 128 bytes
   const auto fill = [&](float* box, int m, int n) {
 #pragma unroll
@@ -280,7 +302,7 @@ __device__ __forceinline__ void add_tile(const CUtensorMap& map, const Accumulat
         *reinterpret_cast<float2*>(box + r * Block::kBox + (c / 4 ^ r % 8) * 4 + c % 4) = make_float2(x[0], x[1]);
       });
   };
-  for_boxes<Block>(shared, row, column, fill, [&](int x, int y, const float* box) { tensor_add(map, x, y, box); });
+  boxes.for_each(row, column, false, fill, [&](int x, int y, const float* box) { tensor_add(map, x, y, box); });
 }
 
 // Sums up the tiles of the vocabulary in the results of a warp, those of store_tile, which become z; `column` is a
@@ -352,11 +374,18 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
             next_tile = gridDim.x / share.blocks,
             tiles = tiles_down(p.rows, kRows, share) * ceil_div(p.columns, kColumns);
   const auto [first_k, depth] = depth_of_block(p);
+  bool adds_to_boxes = false;
+  if constexpr (Block::kResidual) adds_to_boxes = by_boxes && p.residual;
   if (threadIdx.x == 0) {
     prefetch_map(maps.a);
     prefetch_map(maps.b);
     if (by_boxes) prefetch_map(maps.y);
     ring.init(Block::kConsumers * share.blocks);
+    if (adds_to_boxes) {
+      prefetch_map(maps.residual);
+      for (auto& of_warp : shared.residual)
+        for (Mbarrier& full : of_warp) mbarrier_init(&full, 1);
+    }
     fence_proxy_async();
     fence_mbarrier_init();
   }
@@ -394,8 +423,19 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   // that they do not add to.
   Accumulator<kColumns> sums[kParts ? 2 : 1][kDown];
   auto &sum = sums[0], &total = sums[kParts];
-  int2 first;  // row and column of the warp
+  const auto first_of_warp = [&](int t) {
+    int2 first = first_of_tile<kRows, kColumns>(p.rows, p.columns, t, share);
+    first.x += warp / 4 * kDown * 64 + warp % 4 * 16;
+    if constexpr (Block::Stage::kGated) first.y /= 2;
+    return first;
+  };
+  int2 first{};  // row and column of the warp
+  Boxes<Block> boxes(shared, maps);
   for (int filling = 0, t = first_tile; t < tiles; t += next_tile) {
+    if (adds_to_boxes) {
+      const int2 at = first_of_warp(t);
+      boxes.begin(at.x, at.y);
+    }
     if constexpr (kParts)
 #pragma unroll
       for (int m = 0; m < kDown; m++) {
@@ -456,21 +496,19 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
         add(std::integral_constant<int, 4>{});
     }
     if (!kParts || adds) end_part();
-    first = first_of_tile<kRows, kColumns>(p.rows, p.columns, t, share);
-    first.x += warp / 4 * kDown * 64 + warp % 4 * 16;
-    if constexpr (Block::Stage::kGated) first.y /= 2;
+    first = first_of_warp(t);
     if constexpr (requires { p.tiles; }) {
-      if (p.stores) store_tile<Block>(p, maps.y, total, shared, first.x, first.y, false, false);
+      if (p.stores) store_tile<Block>(p, maps.y, total, boxes, first.x, first.y, false, false);
       sum_tiles(p, total, first.x, first.y);
       continue;
     } else {
       if (!by_boxes) break;
     }
     if constexpr (Block::kAdds)
-      add_tile<Block>(maps.y, total, shared, first.x, first.y);
+      add_tile<Block>(maps.y, total, boxes, first.x, first.y);
     else
       p.with_addends([&](bool has_bias, bool has_residual) {
-        store_tile<Block>(p, maps.y, total, shared, first.x, first.y, has_bias, has_residual);
+        store_tile<Block>(p, maps.y, total, boxes, first.x, first.y, has_bias, has_residual);
       });
   }
   if (by_boxes || requires { p.tiles; }) {
@@ -491,14 +529,19 @@ void launch_wgmma(const char* op, int cluster, const Product& p, Stream stream) 
   expect(Block::Stage::is_shared_by(cluster) && (cluster == 1 || p.apart() == 0), op, ": ", cluster,
          " blocks cannot share tiles of ", kRows, " x ", kColumns);
   const auto [a, b] = Block::Stage::maps(op, p, cluster);
-  WgmmaMaps maps{.a = a, .b = b, .y = {}, .by_boxes = p.apart() == 0 && p.stores_by_boxes()};
+  WgmmaMaps maps{.a = a, .b = b, .y = {}, .residual = {}, .by_boxes = p.apart() == 0 && p.stores_by_boxes()};
   bool one_tile = !maps.by_boxes;  // for a block
   if constexpr (requires { p.tiles; }) one_tile = false;
   if (maps.by_boxes) {
     const auto y = p.results();
-    maps.y = tensor_map<2>(op, y.data, {static_cast<uint64_t>(y.columns), static_cast<uint64_t>(p.rows)},
-                           {static_cast<uint64_t>(y.stride) * sizeof *y.data}, {Block::kBox, 16},
+    const auto map = [&](const auto* data, int64_t stride) {
+      return tensor_map<2>(op, data, {static_cast<uint64_t>(y.columns), static_cast<uint64_t>(p.rows)},
+                           {static_cast<uint64_t>(stride) * sizeof *data}, {Block::kBox, 16},
                            Block::kBoxBytes == 16 * 128 ? Swizzle::bytes_128 : Swizzle::none);
+    };
+    maps.y = map(y.data, y.stride);
+    if constexpr (Block::kResidual)
+      if (p.residual) maps.residual = map(p.residual, p.residual_stride);
   }
   const unsigned tiles = blocks(op, int64_t{blocks(op, p.rows, kRows * cluster)} * blocks(op, p.columns, kColumns), 1),
                  at_once = static_cast<unsigned>(machine().multiprocessors / cluster * Block::kBlocks);

@@ -92,13 +92,19 @@ __global__ void cluster_ring(float* out, const float* in) {
                                                        : 3;
   constexpr bool kOwn = kBug == ClusterBug::awaits_own;  // no wait for the other block's consumers
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; i++) mbarrier_init(full + i, 1), mbarrier_init(empty + i, kOwn ? 96 : kConsumers * blocks);
+    for (int i = 0; i < 2; i++) {
+      mbarrier_init(full + i, 1);
+      mbarrier_init(empty + i, kOwn ? 96 : kConsumers * blocks);
+    }
     fence_proxy_async();
     if (kBug != ClusterBug::no_init_fence) fence_mbarrier_init();
   }
   __syncthreads();
   if (kBug == ClusterBug::arrives_twice) cluster_arrive();
-  if (kBug != ClusterBug::no_first_barrier) cluster_arrive(), cluster_wait();
+  if (kBug != ClusterBug::no_first_barrier) {
+    cluster_arrive();
+    cluster_wait();
+  }
   if (kBug == ClusterBug::returns_early && rank == 1) return;
   float sum = 0;
   if (threadIdx.x == 0) {
@@ -130,8 +136,10 @@ __global__ void cluster_ring(float* out, const float* in) {
 }
 
 // Its first thread copies, waits and adds up while no other is left.
+template <Source kSource>
 __global__ void copy_alone(float* out, const float* in) {
-  const CUtensorMap map = tensor_map<2>("copy_alone", as_bf16(in), {64, 16}, {128}, {64, 1}, Swizzle::bytes_128);
+  const bf16* const from = as_bf16(kSource == Source::written ? in : out + 4 * kN);
+  const CUtensorMap map = tensor_map<2>("copy_alone", from, {64, 16}, {128}, {64, 1}, Swizzle::bytes_128);
   auto* const smem = dynamic_smem<unsigned char>();
   auto* const barrier = reinterpret_cast<Mbarrier*>(smem + 1024);
   float sum = 0;
@@ -142,6 +150,7 @@ __global__ void copy_alone(float* out, const float* in) {
       mbarrier_arrive_expect(barrier, 128);
       tensor_copy(smem, map, 0, i, barrier);
       mbarrier_wait(barrier, i % 2);
+      if (kSource == Source::unwritten) continue;
       for (int f = 0; f < 32; f++) sum += reinterpret_cast<const float*>(smem)[f];
     }
   }
@@ -315,6 +324,9 @@ EMU_COPY_BUGS(X)
 #define X(bug) INSTANTIATE(cluster_ring<ClusterBug::bug>)
 EMU_CLUSTER_BUGS(X)
 #undef X
+INSTANTIATE(copy_alone<Source::written>)
+INSTANTIATE(copy_alone<Source::unwritten>)
+INSTANTIATE(copy_alone<Source::unwritten_used>)
 INSTANTIATE(add_box<AddBug::none>)
 INSTANTIATE(add_box<AddBug::twice>)
 INSTANTIATE(add_box<AddBug::reads_target>)

@@ -77,7 +77,9 @@ enum class AddBug { none, twice, reads_target, no_proxy_fence };
 enum class FreshBug { none, no_fence, adds, never_begun };
 template <CopyBug kBug>
 void copy_ring(float* out, const float* in);
-Kernel copy_alone;
+enum class Source { written, unwritten, unwritten_used };
+template <Source kSource>
+void copy_alone(float* out, const float* in);
 template <RegisterBug kBug>  // of 384 threads
 void move_registers(float* out, const float* in);
 template <ClusterBug kBug>  // by clusters of two blocks

@@ -65,12 +65,16 @@ struct InPages {
   InPages(Call& t, const Tensor& k, const Tensor& v, const std::vector<int32_t>& table) : t(t) {
     const int64_t n = std::ssize(table), K = k.shape[1], D = k.shape[2];
     const auto rows = static_cast<int32_t>(k.shape[0]);
-    k_pages = t.act_out("k_pages", {n, K, D, kPageSlots}), v_pages = t.act_out("v_pages", {n, K, kPageSlots, D});
+    k_pages = t.act_out("k_pages", {n, K, D, kPageSlots});
+    v_pages = t.act_out("v_pages", {n, K, kPageSlots, D});
     page_table = t.index("table", {1, n}, table);
     t.table.kv_write({k_pages, v_pages, k, v, page_table, t.index("all", {1, 4}, {0, rows, rows, 0})}, {});
   }
-  // Rows of q, each as many slots as `queries` say; the result is named `name`.
-  AttnPaged read(const std::string& name, const Tensor& q, const std::vector<PagedRow>& queries, float scale) const {
+  // Rows of q, each as many slots as `queries` say, or `reads`, by lists; the result is named `name`.
+  AttnPaged read(const std::string& name, const Tensor& q, const std::vector<PagedRow>& queries, float scale,
+                 std::vector<int64_t> reads = {}) const {
+    if (reads.empty())
+      for (const PagedRow& e : queries) reads.push_back(e.slots);
     const int64_t n = std::ssize(queries), H = q.shape[1], D = q.shape[2], K = k_pages.shape[1];
     return {.o = t.act_out(name, {q.shape[0], H, D}),
             .q = q,
@@ -81,6 +85,7 @@ struct InPages {
             .pairs = 0,
             .slots = 0,
             .scale = scale,
+            .work = cases::put_work(t, "work of " + name, queries, reads),
             .cuts = t.cuts(n, page_table.shape[1], H, K, D)};
   }
   Call& t;

@@ -37,7 +37,8 @@ TEST(Contract, NamesWhatIsWrong) {
   EXPECT_EQ(refusal(a), "rmsnorm_fwd: rstd is f32[4, 1], expected f32[4]");
   a.rstd = {};
   EXPECT_EQ(refusal(a), "rmsnorm_fwd: rstd is absent, expected f32[4]");
-  a = norm(DType::f32, DType::f32), a.x = f32({4, 0});
+  a = norm(DType::f32, DType::f32);
+  a.x = f32({4, 0});
   EXPECT_EQ(refusal(a), "rmsnorm_fwd: x is f32[4, 0], expected columns");
 }
 
@@ -89,7 +90,8 @@ TEST(Contract, PartsOfAProductHaveTheirMemory) {
 
 TEST(Contract, RowsMayBeStridedWhereTheOpSaysSo) {
   RmsnormFwd a = norm(DType::f32, DType::f32);
-  a.x = f32({4, 8}).columns(2, 3), a.y = f32({4, 5}).columns(0, 3);
+  a.x = f32({4, 8}).columns(2, 3);
+  a.y = f32({4, 5}).columns(0, 3);
   EXPECT_EQ(refusal(a), "");
   a.x.stride[1] = 2;
   EXPECT_EQ(refusal(a), "rmsnorm_fwd: x is f32[4, 3] with strides (8, 2), expected contiguous rows");
@@ -114,8 +116,12 @@ TEST(Contract, WeightsAreWholePanels) {
 
 TEST(Contract, HeadsArePairsOfChannels) {
   QkNormRopeFwd a{};
-  a.x = a.y = f32({3, 2, 4}), a.q_norm = a.k_norm = f32({4}), a.rstd = f32({3, 2}), a.table = f32({9, 4});
-  a.pos = of(DType::i32, {3}), a.q_heads = 2;
+  a.x = a.y = f32({3, 2, 4});
+  a.q_norm = a.k_norm = f32({4});
+  a.rstd = f32({3, 2});
+  a.table = f32({9, 4});
+  a.pos = of(DType::i32, {3});
+  a.q_heads = 2;
   EXPECT_EQ(refusal(&Device::qk_norm_rope_fwd, a), "");
   a.q_heads = 3;
   EXPECT_EQ(refusal(&Device::qk_norm_rope_fwd, a), "qk_norm_rope_fwd: q_heads is 3, expected 0 to 2");
@@ -126,14 +132,19 @@ TEST(Contract, HeadsArePairsOfChannels) {
 // Moments may be narrow; both are then.
 TEST(Contract, OfAdamW) {
   AdamW a{};
-  a.p = f32({2, 5, 16}), a.grad = f32({17, 5}), a.norm = f32({1}), a.step = 1;
+  a.p = f32({2, 5, 16});
+  a.grad = f32({17, 5});
+  a.norm = f32({1});
+  a.step = 1;
   a.m = a.v = of(DType::bf16, {17, 5});
   EXPECT_EQ(refusal(&Device::adamw, a), "");
   a.v = f32({17, 5});
   EXPECT_EQ(refusal(&Device::adamw, a), "adamw: v is f32[17, 5], expected bf16[17, 5]");
-  a.m = f32({17, 5}), a.master = f32({17});
+  a.m = f32({17, 5});
+  a.master = f32({17});
   EXPECT_EQ(refusal(&Device::adamw, a), "adamw: master is f32[17], expected f32[17, 5]");
-  a.master = {}, a.step = 0;
+  a.master = {};
+  a.step = 0;
   EXPECT_EQ(refusal(&Device::adamw, a), "adamw: step is 0, expected 1 or more");
 }
 
@@ -141,7 +152,8 @@ TEST(Contract, OfAdamW) {
 TEST(Contract, OfALoss) {
   LogitsLoss a{};
   for (Tensor* t : {&a.logprob, &a.entropy, &a.loss, &a.kl, &a.weight, &a.kl_weight}) *t = f32({2});
-  a.clipped = a.target = of(DType::i32, {2}), a.logits = f32({2, 9});
+  a.clipped = a.target = of(DType::i32, {2});
+  a.logits = f32({2, 9});
   const auto refused = [&] { return refusal(&Device::logits_loss, a); };
   EXPECT_EQ(refused(), "");
   a.spec.policy = PolicyLoss::gspo;
@@ -156,7 +168,8 @@ TEST(Contract, OfALoss) {
   EXPECT_EQ(refused(), "logits_loss: ref_logits is absent, expected f32[2, 9]");
   a.spec.kl = KlLoss::k2;
   EXPECT_EQ(refused(), "logits_loss: ref_logprob is absent, expected f32[2]");
-  a.ref_logprob = f32({2}), a.spec.temperature = 0;
+  a.ref_logprob = f32({2});
+  a.spec.temperature = 0;
   EXPECT_EQ(refused(), "logits_loss: temperature is 0, expected more than 0");
 }
 
@@ -164,8 +177,12 @@ TEST(Contract, OfALoss) {
 TEST(Contract, OfAttention) {
   const auto i32 = [](std::initializer_list<int64_t> shape) { return of(DType::i32, shape); };
   AttnBwd a{};
-  a.q = a.o = a.d_o = a.dq = f32({5, 4, 8}), a.k = a.v = a.dk = a.dv = f32({5, 2, 8});
-  a.pk = a.pv = a.dpk = a.dpv = f32({3, 2, 8}), a.lse = f32({5, 4}), a.segments = i32({1, 4}), a.scale = 1;
+  a.q = a.o = a.d_o = a.dq = f32({5, 4, 8});
+  a.k = a.v = a.dk = a.dv = f32({5, 2, 8});
+  a.pk = a.pv = a.dpk = a.dpv = f32({3, 2, 8});
+  a.lse = f32({5, 4});
+  a.segments = i32({1, 4});
+  a.scale = 1;
   const auto refused = [](AttnBwd b, auto change) {
     change(b);
     return refusal(&Device::attn_bwd, b);
@@ -179,7 +196,8 @@ TEST(Contract, OfAttention) {
   for (const float scale : {0.0f, -1.0f, NAN})
     EXPECT_EQ(refused(a, [&](AttnBwd& b) { b.scale = scale; }),
               cat("attn_bwd: scale is ", scale, ", expected more than 0"));
-  a.blocks = i32({5, 2, 3}), a.block = 4;
+  a.blocks = i32({5, 2, 3});
+  a.block = 4;
   EXPECT_EQ(refused(a, [](AttnBwd&) {}), "attn_bwd: budget is absent, expected i32[5]");
   a.budget = i32({5});
   EXPECT_EQ(refused(a, [](AttnBwd&) {}), "");
@@ -194,19 +212,34 @@ TEST(Contract, OfAttention) {
 TEST(Contract, OfPages) {
   const auto i32 = [](std::initializer_list<int64_t> shape) { return of(DType::i32, shape); };
   AttnPaged a{};
-  a.o = a.q = f32({5, 4, 8}), a.k_pages = f32({9, 2, 8, 16}), a.v_pages = f32({9, 2, 16, 8}), a.scale = 1;
-  a.page_table = i32({6, 7}).columns(0, 4), a.queries = i32({3, 4});
+  a.o = a.q = f32({5, 4, 8});
+  a.k_pages = f32({9, 2, 8, 16});
+  a.v_pages = f32({9, 2, 16, 8});
+  a.scale = 1;
+  a.page_table = i32({6, 7}).columns(0, 4);
+  a.queries = i32({3, 4});
   EXPECT_EQ(refusal(&Device::attn_paged, a), "") << "rows of a page table may be strided";
   a.mass_pages = f32({9, 2, 16});
   EXPECT_EQ(refusal(&Device::attn_paged, a), "attn_paged: first is absent, expected i32[3]");
   a.first = i32({3});
   EXPECT_EQ(refusal(&Device::attn_paged, a), "");
-  a.blocks = i32({6, 2, 3}), a.budget = i32({6}), a.block = 16;
+  a.blocks = i32({6, 2, 3});
+  a.budget = i32({6});
+  a.block = 16;
   EXPECT_EQ(refusal(&Device::attn_paged, a), "attn_paged: lists of blocks of slots that have mass");
   AttnPaged b{};
-  b.o = b.q = of(DType::bf16, {5, 4, 8}), b.k_pages = of(DType::bf16, {9, 2, 8, 16}), b.scale = 1;
-  b.v_pages = of(DType::bf16, {9, 2, 16, 8}), b.page_table = i32({6, 64}), b.queries = i32({3, 4});
-  b.mass_pages = f32({9, 2, 16}), b.first = i32({3});
+  b.o = b.q = of(DType::bf16, {5, 4, 8});
+  b.k_pages = of(DType::bf16, {9, 2, 8, 16});
+  b.scale = 1;
+  b.v_pages = of(DType::bf16, {9, 2, 16, 8});
+  b.page_table = i32({6, 64});
+  b.queries = i32({3, 4});
+  b.mass_pages = f32({9, 2, 16});
+  b.first = i32({3});
+  EXPECT_EQ(refusal(&Device::attn_paged, b), "attn_paged: entries of one row, but no work");
+  b.work = i32({2, 3});
+  EXPECT_EQ(refusal(&Device::attn_paged, b), "attn_paged: work is i32[2, 3], expected i32[2, 2]");
+  b.work = i32({2, 2});
   EXPECT_EQ(refusal(&Device::attn_paged, b), "attn_paged: weights is absent, expected f32[9, 2, 3, 16]");
   b.weights = f32({9, 2, 3, 16});
   EXPECT_EQ(refusal(&Device::attn_paged, b), "");
@@ -226,13 +259,21 @@ TEST(Contract, OfCompressions) {
   const auto i32 = [](std::initializer_list<int64_t> shape) { return of(DType::i32, shape); };
   KvMerge a{};
   KvCompact& c = a.compact;
-  c.k_pages = f32({9, 2, 8, 16}), c.v_pages = f32({9, 2, 16, 8}), c.pos_pages = i32({9, 2, 16});
-  c.keep = i32({1, 2, 5}), c.src_pages = c.dst_pages = i32({1, 3}), c.compressions = i32({1, 5});
-  a.kind = KvMergeKind::value, a.nearest = i32({1, 2, 48}), a.cosines = f32({1, 2, 48}), a.merged = f32({1, 2, 5, 17});
+  c.k_pages = f32({9, 2, 8, 16});
+  c.v_pages = f32({9, 2, 16, 8});
+  c.pos_pages = i32({9, 2, 16});
+  c.keep = i32({1, 2, 5});
+  c.src_pages = c.dst_pages = i32({1, 3});
+  c.compressions = i32({1, 5});
+  a.kind = KvMergeKind::value;
+  a.nearest = i32({1, 2, 48});
+  a.cosines = f32({1, 2, 48});
+  a.merged = f32({1, 2, 5, 17});
   EXPECT_EQ(refusal(&Device::kv_merge, a), "");
   a.kind = KvMergeKind::d2o;
   EXPECT_EQ(refusal(&Device::kv_merge, a), "kv_merge: threshold is absent, expected f32[0]");
-  a.kind = KvMergeKind::value, a.keys = MergeKeys::unrotated;
+  a.kind = KvMergeKind::value;
+  a.keys = MergeKeys::unrotated;
   EXPECT_EQ(refusal(&Device::kv_merge, a), "kv_merge: this kind of merging leaves keys alone");
   const KvSelect select{.keep = c.keep,
                         .score = {},
@@ -242,8 +283,13 @@ TEST(Contract, OfCompressions) {
   EXPECT_EQ(refusal(&Device::kv_select, select),
             "kv_select: 5 slots stay, of which only 2 are recent, but there are no scores");
   KvWindowScores scores{};
-  scores.score = f32({1, 2, 48}), scores.windows = f32({3, 4, 8}), scores.k_pages = c.k_pages;
-  scores.src_pages = c.src_pages, scores.compressions = c.compressions, scores.window = 3, scores.kernel = 4;
+  scores.score = f32({1, 2, 48});
+  scores.windows = f32({3, 4, 8});
+  scores.k_pages = c.k_pages;
+  scores.src_pages = c.src_pages;
+  scores.compressions = c.compressions;
+  scores.window = 3;
+  scores.kernel = 4;
   EXPECT_EQ(refusal(&Device::kv_window_scores, scores),
             "kv_window_scores: window and kernel are 3 and 4, expected 1 or more, the kernel odd");
 }

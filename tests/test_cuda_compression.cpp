@@ -100,17 +100,29 @@ void window_scores(Call& t, const Scene& s, GqaAgg aggregate, SoftmaxSpan span, 
   a.score = t.stat_out("score", {1, 1, s.compression.slots});
   a.windows = t.act_out("windows", {s.window(), s.heads, s.d()});
   for (int64_t i = 0; i < a.windows.size(); i++) t["windows"].set(i, s.queries[i / s.d()][i % s.d()]);
-  a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t), a.compressions = s.compressions(t), a.work = s.work();
-  a.window = s.window(), a.aggregate = aggregate, a.span = span, a.pool = Pool::max, a.kernel = kernel, a.scale = scale;
+  a.k_pages = s.k_pages(t);
+  a.src_pages = s.src_pages(t);
+  a.compressions = s.compressions(t);
+  a.work = s.work();
+  a.window = s.window();
+  a.aggregate = aggregate;
+  a.span = span;
+  a.pool = Pool::max;
+  a.kernel = kernel;
+  a.scale = scale;
   t.table.kv_window_scores(a, {});
 }
 
 // The score that is there is changed.
 void redundancy(Call& t, const Scene& s, float lambda, float threshold) {
   KvRedundancy a{};
-  a.score = t["score"].tensor(), a.k_pages = s.k_pages(t), a.src_pages = s.src_pages(t),
+  a.score = t["score"].tensor();
+  a.k_pages = s.k_pages(t);
+  a.src_pages = s.src_pages(t);
   a.compressions = s.compressions(t);
-  a.work = s.work(), a.lambda = lambda, a.threshold = threshold;
+  a.work = s.work();
+  a.lambda = lambda;
+  a.threshold = threshold;
   a.workspace = t.stat_out("workspace", {1, 1, 4, s.pages.per_row * 16});
   t.table.kv_redundancy(a, {});
 }
@@ -136,7 +148,10 @@ TEST(CudaCompressions, RedundancyIsOfTensorCoreProductsInFourChains) {
       for (int i = e.first; i < e.slots; i++) {
         const float x = similarity(i, j);
         chain[i % 8 / 2] += x;
-        if (x > threshold || i == e.first) last[j] = i, similar[j] = x;
+        if (x > threshold || i == e.first) {
+          last[j] = i;
+          similar[j] = x;
+        }
       }
       sum[j] = (chain[0] + chain[1]) + (chain[2] + chain[3]);
       found += similar[j] > threshold;
@@ -191,11 +206,15 @@ TEST(CudaCompressions, TheNearestKeptSlotIsByTensorCoreProducts) {
     Call t(table_kernels, DType::bf16);
     KvMerge a{};
     KvCompact& c = a.compact;
-    c.k_pages = s.k_pages(t), c.v_pages = t.act("v_pages", {s.pages.count, 1, 16, d});
+    c.k_pages = s.k_pages(t);
+    c.v_pages = t.act("v_pages", {s.pages.count, 1, 16, d});
     c.pos_pages = t.index("pos_pages", {s.pages.count, 1, 16}, std::vector<int32_t>(s.pages.count * 16));
-    c.keep = t.index("keep", {1, 1, e.keep}, keep), c.src_pages = c.dst_pages = s.src_pages(t);
-    c.compressions = s.compressions(t), c.work = s.work();
-    a.kind = KvMergeKind::value, a.keys = MergeKeys::none;
+    c.keep = t.index("keep", {1, 1, e.keep}, keep);
+    c.src_pages = c.dst_pages = s.src_pages(t);
+    c.compressions = s.compressions(t);
+    c.work = s.work();
+    a.kind = KvMergeKind::value;
+    a.keys = MergeKeys::none;
     a.nearest = t.index_out("nearest", {1, 1, s.pages.per_row * 16});
     a.cosines = t.stat_out("cosines", {1, 1, s.pages.per_row * 16});
     a.merged = t.stat_scratch("scratch", {1, 1, e.keep, 2 * d + 1});
@@ -238,7 +257,8 @@ TEST(CudaCompressions, KeptSetsAreThoseOfF32) {
     }
     std::vector<int32_t> lost;
     std::set_difference(kept[0].begin(), kept[0].end(), kept[1].begin(), kept[1].end(), std::back_inserter(lost));
-    same += lost.empty(), differing += static_cast<int>(lost.size());
+    same += lost.empty();
+    differing += static_cast<int>(lost.size());
   }
   EXPECT_GE(same, 40) << differing << " slots differ";
 }
@@ -271,7 +291,8 @@ struct Paged {
     std::vector<int32_t> slots;
     for (const Sequence& s : list) slots.push_back(s.slots);
     pages = KvPages(slots);
-    t.act_out("k_pages", {pages.count, 1, d, 16}), t.act("v_pages", {pages.count, 1, 16, d});
+    t.act_out("k_pages", {pages.count, 1, d, 16});
+    t.act("v_pages", {pages.count, 1, 16, d});
     t.stat_out("mass_pages", {pages.count, 1, 16});
     Buffer &k = t["k_pages"], &mass = t["mass_pages"];
     for (size_t i = 0; i < list.size(); i++)
@@ -286,6 +307,7 @@ struct Paged {
     const int64_t d = std::ssize(list[0].keys[0]), n = std::ssize(list);
     std::vector<PagedRow> queries;
     std::vector<int32_t> first;
+    std::vector<int64_t> reads;
     Rows q;
     AttnPaged a{};
     for (const Sequence& s : list) {
@@ -294,17 +316,23 @@ struct Paged {
           {static_cast<int32_t>(std::ssize(q) / kHeads), rows, slots, static_cast<int32_t>(first.size())});
       q.insert(q.end(), s.queries.begin() + begin * kHeads, s.queries.begin() + (begin + rows) * kHeads);
       first.push_back(s.first);
-      a.pairs += int64_t{rows} * (slots - rows) + int64_t{rows} * (rows + 1) / 2, a.slots += slots;
-      a.pieces += paged_pieces(rows, slots, false);
+      a.pairs += int64_t{rows} * (slots - rows) + int64_t{rows} * (rows + 1) / 2;
+      a.slots += slots;
+      reads.push_back(slots);
     }
     const int64_t rows = std::ssize(q) / kHeads;
-    a.q = t.act_out("q", {rows, kHeads, d}), a.o = t.act_out("o", {rows, kHeads, d});
+    a.q = t.act_out("q", {rows, kHeads, d});
+    a.o = t.act_out("o", {rows, kHeads, d});
     Buffer& to = t["q"];
     for (int64_t i = 0; i < to.size(); i++) to.set(i, q[i / d][i % d]);
-    a.k_pages = t["k_pages"].tensor(), a.v_pages = t["v_pages"].tensor();
+    a.k_pages = t["k_pages"].tensor();
+    a.v_pages = t["v_pages"].tensor();
     a.page_table = t.index("page_table", {n, pages.per_row}, pages.table);
-    a.queries = t.index("queries", {n, 4}, flat(queries)), a.scale = scale_of(list[0]);
-    a.mass_pages = t["mass_pages"].tensor(), a.first = t.index("first", {n}, first);
+    a.queries = t.index("queries", {n, 4}, flat(queries));
+    a.scale = scale_of(list[0]);
+    a.mass_pages = t["mass_pages"].tensor();
+    a.first = t.index("first", {n}, first);
+    a.work = cases::put_work(t, "work", queries, reads);
     a.weights = t.stat_scratch("scratch", {pages.count, 1, kHeads + 1, 16});
     a.cuts = t.cuts(n, pages.per_row, kHeads, 1, d);
     t.table.attn_paged(a, {});
@@ -365,7 +393,8 @@ TEST(CudaCompressions, MassesAreTheWeightsOfAttention) {
 TEST(CudaCompressions, MassesAreThoseOfRef) {
   const std::vector<Sequence> list = {{1, 2100, 0, 64}, {23, 300, 0, 64}, {5, 5, 0, 64}};
   Paged is(table_kernels, DType::bf16, list), should(table_ref, DType::f64, list);
-  is.attend(), should.attend();
+  is.attend();
+  should.attend();
   for (size_t i = 0; i < list.size(); i++) {
     const Sequence& s = list[i];
     const std::vector<double> got = is.mass(i), exact = should.mass(i);

@@ -88,12 +88,14 @@ class Naive {
         for (size_t page = block; page < end; page += 16) add_page(s, page, [&](size_t i) { return i < n; });
       }
       if (cut == 0) {
-        top = s.top, sum = s.sum();
+        top = s.top;
+        sum = s.sum();
         std::copy(s.o, s.o + kD, o);
         continue;
       }
       const float next = std::max(top, s.top), before = exp2_accurate(top - next), here = exp2_accurate(s.top - next);
-      top = next, sum = sum * before + s.sum() * here;
+      top = next;
+      sum = sum * before + s.sum() * here;
       for (int c = 0; c < kD; c++) o[c] = o[c] * before + s.o[c] * here;
     }
     return result(top, sum, o);
@@ -106,11 +108,15 @@ class Naive {
       float most = -INFINITY;
       bool any = false;
       for (size_t i = page; i < page + 16; i++)
-        if (counts(i)) any = true, most = std::max(most, score(i));
+        if (counts(i)) {
+          any = true;
+          most = std::max(most, score(i));
+        }
       if (!any) continue;
       if (most > s.top + 64) {
         s.scale(exp2_accurate(s.top - most));
-        s.top = most, rises++;
+        s.top = most;
+        rises++;
       }
       for (size_t i = page; i < page + 16; i++) s.lane[i % 8 / 2] += counts(i) ? weight(i, s.top) : 0.f;
       add_page(s, page, counts);
@@ -147,19 +153,29 @@ class Naive {
 // One sequence of one head, and its last row by attn_fwd; `edit` changes values before.
 struct Sequence {
   explicit Sequence(int64_t n) : n(n), call(table_kernels, DType::bf16) {
-    q = call.act("q", {n, 1, kD}), k = call.act("k", {n, 1, kD}), v = call.act("v", {n, 1, kD});
+    q = call.act("q", {n, 1, kD});
+    k = call.act("k", {n, 1, kD});
+    v = call.act("v", {n, 1, kD});
   }
   const uint16_t* at(const Tensor& t, int64_t row) const { return static_cast<const uint16_t*>(t.data) + row * kD; }
   Row last() const {
     Row r{at(q, n - 1), {}, {}};
-    for (int64_t i = 0; i < n; i++) r.k.push_back(at(k, i)), r.v.push_back(at(v, i));
+    for (int64_t i = 0; i < n; i++) {
+      r.k.push_back(at(k, i));
+      r.v.push_back(at(v, i));
+    }
     return r;
   }
   // Its own row and a parent of the n - 1 before.
   AttnFwd forward() {
     AttnFwd a{};
-    a.o = call.act_out("o", {n, 1, kD}), a.lse = call.stat_out("lse", {n, 1});
-    a.q = q, a.k = a.pk = k, a.v = a.pv = v, a.pairs = n, a.scale = kScale;
+    a.o = call.act_out("o", {n, 1, kD});
+    a.lse = call.stat_out("lse", {n, 1});
+    a.q = q;
+    a.k = a.pk = k;
+    a.v = a.pv = v;
+    a.pairs = n;
+    a.scale = kScale;
     a.segments = call.index("segments", {1, 4}, {static_cast<int32_t>(n - 1), 1, 0, static_cast<int32_t>(n - 1)});
     return a;
   }
@@ -227,8 +243,10 @@ void expect_listed(int64_t n, int32_t block, const std::vector<int32_t>& list, f
   AttnFwd a = s.forward();
   const auto budget = static_cast<int32_t>(list.size());
   std::vector<int32_t> all(static_cast<size_t>(n) * list.size(), 0), budgets(static_cast<size_t>(n), 1);
-  std::copy(list.begin(), list.end(), all.end() - budget), budgets.back() = budget;
-  a.blocks = s.call.index("blocks", {n, 1, budget}, all), a.budget = s.call.index("budget", {n}, budgets);
+  std::copy(list.begin(), list.end(), all.end() - budget);
+  budgets.back() = budget;
+  a.blocks = s.call.index("blocks", {n, 1, budget}, all);
+  a.budget = s.call.index("budget", {n}, budgets);
   a.block = block;
   table_kernels.attn_fwd(a, {});
   const Row row = s.last();
@@ -240,9 +258,11 @@ void expect_listed(int64_t n, int32_t block, const std::vector<int32_t>& list, f
   std::vector<int32_t> table(static_cast<size_t>(n / 16 + 1));
   std::iota(table.rbegin(), table.rend(), 0);
   const auto rows = static_cast<int32_t>(n);
-  AttnPaged paged = InPages(s.call, s.k, s.v, table).read("o of pages", s.q, {{rows - 1, 1, rows, 0}}, kScale);
+  AttnPaged paged = InPages(s.call, s.k, s.v, table)
+                        .read("o of pages", s.q, {{rows - 1, 1, rows, 0}}, kScale, {listed_slots(rows, budget, block)});
   paged.blocks = s.call.index("list", {1, 1, budget}, list);
-  paged.budget = s.call.index("budget of pages", {1}, {budget}), paged.block = block;
+  paged.budget = s.call.index("budget of pages", {1}, {budget});
+  paged.block = block;
   table_kernels.attn_paged(paged, {});
   EXPECT_EQ(s.call["o of pages"].bits((n - 1) * kD, n * kD), s.call["o"].bits((n - 1) * kD, n * kD)) << n << " slots";
 }
@@ -276,8 +296,10 @@ TEST(CudaOrders, GradientsOfKeysAreSumsOfRuns) {
       for (int64_t i = 0; i < t[name].size(); i++) t[name].set(i, f(i));
     };
     fill("q", [](int64_t i) { return i % d == 0 ? 64 : 0; });
-    fill("k", [](int64_t) { return 0; }), fill("v", [](int64_t) { return 0; });
-    fill("pk", [](int64_t i) { return i == 0 ? 64 : 0; }), fill("pv", [](int64_t) { return 0; });
+    fill("k", [](int64_t) { return 0; });
+    fill("v", [](int64_t) { return 0; });
+    fill("pk", [](int64_t i) { return i == 0 ? 64 : 0; });
+    fill("pv", [](int64_t) { return 0; });
     fill("d_o", [&, n = n, heads = heads](int64_t i) {
       const int64_t row = i / d / heads, head = i / d % heads;
       if (row == 1023 && head == 0) return 0x1p24;
@@ -286,14 +308,26 @@ TEST(CudaOrders, GradientsOfKeysAreSumsOfRuns) {
       return row % 16 == 3 && row / 1024 == (heads == 1) && head == heads - 1 ? 1. : 0.;
     });
     const Tensor o = t.act("o", {n, heads, d}), lse = t.stat("lse", {n, heads});
-    fill("o", [](int64_t) { return 0; }), fill("lse", [](int64_t) { return 64 * 64 * 1.4426950408889634; });
+    fill("o", [](int64_t) { return 0; });
+    fill("lse", [](int64_t) { return 64 * 64 * 1.4426950408889634; });
     AttnBwd a{};
     a.dq = t.act_out("dq", {n, heads, d});
-    a.dk = t.act("dk", {n, 1, d}), a.dv = t.act("dv", {n, 1, d});
-    a.dpk = t.act("dpk", {1, 1, d}), a.dpv = t.act("dpv", {1, 1, d});
+    a.dk = t.act("dk", {n, 1, d});
+    a.dv = t.act("dv", {n, 1, d});
+    a.dpk = t.act("dpk", {1, 1, d});
+    a.dpv = t.act("dpv", {1, 1, d});
     fill("dpv", [](int64_t) { return 0; });
-    a.d_o = d_o, a.o = o, a.lse = lse, a.q = q, a.k = k, a.v = v, a.pk = pk, a.pv = pv;
-    a.segments = t.index("segments", {1, 4}, {0, static_cast<int32_t>(n), 0, 1}), a.pairs = n, a.scale = 1;
+    a.d_o = d_o;
+    a.o = o;
+    a.lse = lse;
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.pk = pk;
+    a.pv = pv;
+    a.segments = t.index("segments", {1, 4}, {0, static_cast<int32_t>(n), 0, 1});
+    a.pairs = n;
+    a.scale = 1;
     a.work = t.stat_scratch("scratch", {attn_bwd_work(n, 1, 1, d, 1)});
     table_kernels.attn_bwd(a, {});
     for (int64_t c = 0; c < d; c++) EXPECT_EQ(t["dpv"].get(c), 64) << heads << " heads, gap " << gap;

@@ -32,7 +32,11 @@ class Learner {
   Learner(DType act, const PagedShape& s, std::vector<int32_t> lengths) : call_(table_kernels, act) {
     std::vector<int32_t> segments;
     int32_t n = 0;
-    for (int32_t len : lengths) first_.push_back(n), segments.insert(segments.end(), {n, len, 0, 0}), n += len;
+    for (int32_t len : lengths) {
+      first_.push_back(n);
+      segments.insert(segments.end(), {n, len, 0, 0});
+      n += len;
+    }
     const Tensor k = call_.act("k", {n, s.kv_heads, s.d}), v = call_.act("v", {n, s.kv_heads, s.d});
     table_kernels.attn_fwd({call_.act_out("o", {n, s.heads(), s.d}), call_.stat_out("lse", {n, s.heads()}),
                             call_.act("q", {n, s.heads(), s.d}), k, v, k, v,
@@ -66,17 +70,23 @@ class Rollout {
   // rows[i] new rows of sequence i; their results are those of the learner.
   void pass(const std::vector<int32_t>& rows) {
     Call t(table_kernels, act_);
-    std::vector<int32_t> queries;
+    std::vector<PagedRow> list;
+    std::vector<int64_t> reads;
     int32_t n = 1;  // row 0 belongs to no sequence
     for (size_t i = rows.size(); i--;) {
       if (rows[i] == 0) continue;
       slots_[i] += rows[i];
       for (int64_t p = 0; p * 16 < slots_[i]; p++)
-        if (int32_t& page = table_[i * per_sequence_ + p]; page < 0) page = free_.back(), free_.pop_back();
-      queries.insert(queries.end(), {n, rows[i], slots_[i], static_cast<int32_t>(i)});
+        if (int32_t& page = table_[i * per_sequence_ + p]; page < 0) {
+          page = free_.back();
+          free_.pop_back();
+        }
+      list.push_back({n, rows[i], slots_[i], static_cast<int32_t>(i)});
+      reads.push_back(slots_[i]);
       n += rows[i];
     }
-    const int64_t entries = static_cast<int64_t>(queries.size()) / 4;
+    const std::vector<int32_t> queries = cases::flat(list);
+    const int64_t entries = std::ssize(list);
     const Tensor q = t.act("q", {n, s_.heads(), s_.d}, s_.gap), k = t.act("k", {n, s_.kv_heads, s_.d}, s_.gap);
     const Tensor v = t.act("v", {n, s_.kv_heads, s_.d}, s_.gap), o = t.act_out("o", {n, s_.heads(), s_.d});
     const Tensor table = t.index("table", {static_cast<int64_t>(rows.size()), per_sequence_}, table_);
@@ -93,7 +103,8 @@ class Rollout {
                               .queries = entry,
                               .pairs = 0,
                               .slots = 0,
-                              .scale = s_.scale()},
+                              .scale = s_.scale(),
+                              .work = cases::put_work(t, "work", list, reads)},
                              {});
     const int64_t width = s_.heads() * s_.d;
     for (int64_t e = 0; e < entries; e++) {
@@ -180,18 +191,27 @@ TEST(CudaPaged, ListedBlocksHaveTheBitsOfTheLearner) {
       std::iota(table.rbegin(), table.rend(), 0);
       for (int32_t h = 0; h < s.kv_heads; h++)
         for (int32_t b : c.list) list.push_back(b == c.list.back() ? b : b + h);
-      AttnPaged paged = InPages(t, k, v, table).read("o", q, {{c.slots - 1, 1, c.slots, 0}}, s.scale());
+      AttnPaged paged = InPages(t, k, v, table)
+                            .read("o", q, {{c.slots - 1, 1, c.slots, 0}}, s.scale(),
+                                  {listed_slots(c.slots, static_cast<int32_t>(budget), c.block)});
       paged.blocks = t.index("list", {1, s.kv_heads, budget}, list);
-      paged.budget = t.index("budget", {1}, {static_cast<int32_t>(budget)}), paged.block = c.block;
+      paged.budget = t.index("budget", {1}, {static_cast<int32_t>(budget)});
+      paged.block = c.block;
       table_kernels.attn_paged(paged, {});
       AttnFwd a{};
-      a.o = t.act_out("o of rows", {c.slots, s.heads(), s.d}), a.lse = t.stat_out("lse", {c.slots, s.heads()});
-      a.q = q, a.k = a.pk = k, a.v = a.pv = v, a.pairs = 1, a.scale = s.scale();
+      a.o = t.act_out("o of rows", {c.slots, s.heads(), s.d});
+      a.lse = t.stat_out("lse", {c.slots, s.heads()});
+      a.q = q;
+      a.k = a.pk = k;
+      a.v = a.pv = v;
+      a.pairs = 1;
+      a.scale = s.scale();
       a.segments = t.index("segments", {1, 4}, {c.slots - 1, 1, 0, c.slots - 1});
       std::vector<int32_t> lists(c.slots * list.size(), -1), budgets(c.slots, static_cast<int32_t>(budget));
       std::copy(list.begin(), list.end(), lists.end() - std::ssize(list));
       a.blocks = t.index("lists", {c.slots, s.kv_heads, budget}, lists);
-      a.budget = t.index("budgets", {c.slots}, budgets), a.block = c.block;
+      a.budget = t.index("budgets", {c.slots}, budgets);
+      a.block = c.block;
       table_kernels.attn_fwd(a, {});
       const int64_t width = s.heads() * s.d, last = (c.slots - 1) * width;
       EXPECT_EQ(t["o"].bits(last, last + width), t["o of rows"].bits(last, last + width))
@@ -230,7 +250,8 @@ TEST(CudaPaged, ListsOfNeighboursChangeNothing) {
         if (i / (t["q"].size() / c.slots) % 3 == 0) t["q"].set(i, t["q"].get(i) * 64);
       const Tensor k = t.act("k", {c.slots, s.kv_heads, s.d}), v = t.act("v", {c.slots, s.kv_heads, s.d});
       const Tensor pk = t.act("pk", {first, s.kv_heads, s.d}), pv = t.act("pv", {first, s.kv_heads, s.d});
-      copy_rows(t["k"], 0, t["pk"], 0, first), copy_rows(t["v"], 0, t["pv"], 0, first);
+      copy_rows(t["k"], 0, t["pk"], 0, first);
+      copy_rows(t["v"], 0, t["pv"], 0, first);
       std::vector<int32_t> table(pages), lists(c.slots * s.kv_heads * c.budget, -1), budgets(c.slots, c.budget);
       std::iota(table.rbegin(), table.rend(), 0);
       const InPages in_pages(t, k, v, table);
@@ -242,9 +263,11 @@ TEST(CudaPaged, ListsOfNeighboursChangeNothing) {
           for (int32_t b : neighbour_list(overlap, row, h, c.budget, blocks_of(row + 1, c.block))) list.push_back(b);
         std::copy(list.begin(), list.end(), lists.begin() + row * std::ssize(list));
         const std::string name = cat("row ", row);
-        AttnPaged paged = in_pages.read(name, q, {{row, 1, row + 1, 0}}, s.scale());
+        AttnPaged paged =
+            in_pages.read(name, q, {{row, 1, row + 1, 0}}, s.scale(), {listed_slots(row + 1, budgets[row], c.block)});
         paged.blocks = t.index("list of " + name, {1, s.kv_heads, c.budget}, list);
-        paged.budget = t.index("budget of " + name, {1}, {budgets[row]}), paged.block = c.block;
+        paged.budget = t.index("budget of " + name, {1}, {budgets[row]});
+        paged.block = c.block;
         if (s.group <= 16) table_kernels.attn_paged(paged, {});
         decoded += t[name].bits(row * width, (row + 1) * width);
       }
@@ -257,16 +280,28 @@ TEST(CudaPaged, ListsOfNeighboursChangeNothing) {
           segments.insert(segments.end(), {i, std::min(tile ? tile : c.rows, c.slots - i), 0, i});
         const std::string name = cat("tiles of ", tile);
         AttnFwd a{};
-        a.o = t.act_out(name, {c.slots, s.heads(), s.d}), a.lse = t.stat_out(name + ", lse", {c.slots, s.heads()});
-        a.q = q, a.k = k, a.v = v, a.pk = tile ? k : pk, a.pv = tile ? v : pv, a.pairs = 1, a.scale = s.scale();
+        a.o = t.act_out(name, {c.slots, s.heads(), s.d});
+        a.lse = t.stat_out(name + ", lse", {c.slots, s.heads()});
+        a.q = q;
+        a.k = k;
+        a.v = v;
+        a.pk = tile ? k : pk;
+        a.pv = tile ? v : pv;
+        a.pairs = 1;
+        a.scale = s.scale();
         a.segments = t.index(name + ", segments", {std::ssize(segments) / 4, 4}, segments);
-        a.blocks = all_lists, a.budget = all_budgets, a.block = c.block;
+        a.blocks = all_lists;
+        a.budget = all_budgets;
+        a.block = c.block;
         table_kernels.attn_fwd(a, {});
         const std::string o = t[name].bits(first * width, c.slots * width);
         const std::string lse = t[name + ", lse"].bits(first * s.heads(), c.slots * s.heads());
         const std::string what = cat("group ", s.group, ", D ", s.d, ", ", c.block, " slots a block, overlap ",
                                      static_cast<int>(overlap), ", ", name);
-        if (tile == 1) alone = o, lse_alone = lse;
+        if (tile == 1) {
+          alone = o;
+          lse_alone = lse;
+        }
         EXPECT_EQ(o, s.group <= 16 ? decoded : alone) << what;
         EXPECT_EQ(lse, lse_alone) << what;
       }
@@ -304,10 +339,9 @@ TEST(CudaPaged, EndsOfBlocksAndCuts) {
   }
 }
 
-// Rows alone that see such numbers of slots of one sequence, by `pieces` blocks a key head where blocks can share cuts:
-// they have the bits of the packed sequence, in a second call too.
-void expect_bits_of_rows(const std::vector<int32_t>& seen, int64_t pieces) {
-  const PagedShape s{2, 1, 8, 0};
+// Rows alone that see such numbers of slots of one sequence have the bits of the packed sequence, in a second call too.
+void expect_bits_of_rows(const std::vector<int32_t>& seen, int64_t d = 8) {
+  const PagedShape s{2, 1, d, 0};
   const int32_t n = *std::max_element(seen.begin(), seen.end()), pages = n / 16 + 1;
   const int64_t entries = std::ssize(seen), width = s.heads() * s.d;
   Call t(table_kernels, DType::bf16);
@@ -326,7 +360,6 @@ void expect_bits_of_rows(const std::vector<int32_t>& seen, int64_t pieces) {
                          {});
   std::iota(table.rbegin(), table.rend(), 0);
   AttnPaged paged = InPages(t, k, v, table).read("first", q, queries, s.scale());
-  paged.pieces = pieces;
   for (const char* name : {"first", "second"}) {
     paged.o = t.act_out(name, {n, s.heads(), s.d});
     table_kernels.attn_paged(paged, {});
@@ -339,14 +372,26 @@ void expect_bits_of_rows(const std::vector<int32_t>& seen, int64_t pieces) {
 }
 
 TEST(CudaPaged, CutsArriveInAnyOrder) {
-  in_all_orders([] { expect_bits_of_rows({2049, 1, 1025, 1024}, 3 + 1 + 2 + 1); });
+  in_all_orders([] { expect_bits_of_rows({2049, 1, 1025, 1024}); });
 }
 
-TEST(CudaPaged, PiecesThatNobodyCounted) {
-  for (int64_t pieces : {0, 4, 9}) expect_bits_of_rows({2049, 1, 1025}, pieces);
+TEST(CudaPaged, MoreCutsThanLanes) { expect_bits_of_rows({32 * 1024 + 5}); }
+
+// A block of tensor copies goes from piece to piece, whose pages it brings ahead.
+TEST(CudaPaged, MorePiecesThanBlocks) {
+  std::vector<int32_t> seen;
+  for (int32_t i = 0; i < 90; i++) seen.push_back(i % 7 == 0 ? 1100 - i : i % 3 == 0 ? 1 + i : 128 + 9 * i % 140);
+  for (int64_t d : {64, 128}) expect_bits_of_rows(seen, d);
 }
 
-TEST(CudaPaged, MoreCutsThanLanes) { expect_bits_of_rows({32 * 1024 + 5}, 33); }
+TEST(PagedWork, IsEachCutOrListOnceLongestFirst) {
+  const std::vector<PagedRow> entries = {
+      {0, 1, 5, 0}, {1, 1, 2500, 1}, {2, 3, 4000, 2}, {5, 1, 3000, 3}, {6, 1, 1024, 4}};
+  const std::vector<int64_t> reads = {5, 2500, 4000, 640, 1024};
+  std::vector<std::pair<int, int>> work;
+  for (const PagedPiece& p : paged_work(entries, reads)) work.emplace_back(p.entry, p.cut);
+  EXPECT_EQ(work, (std::vector<std::pair<int, int>>{{1, 0}, {1, 1}, {4, 0}, {3, 0}, {1, 2}, {0, 0}}));
+}
 
 // A rotation in front of the write has the bits of its own op, and what is written those of a write alone; a row that
 // no entry names is rotated.  More entries than a warp looks at once, not in the order of rows.
@@ -372,13 +417,15 @@ TEST(CudaPaged, WritingBehindARotationHasTheBitsOfBoth) {
             const Tensor x = t.act("x", {n, h, d}, gap), q_norm = t.act("q_norm", {d}), k_norm = t.act("k_norm", {d});
             const Tensor angles = t.stat("angles", {9, d}), at = t.index("at", {n}, pos);
             KvWrite w{};
-            w.k_pages = t.act("k_pages", {pages, K, d, 16}), w.v_pages = t.act("v_pages", {pages, K, 16, d});
+            w.k_pages = t.act("k_pages", {pages, K, d, 16});
+            w.v_pages = t.act("v_pages", {pages, K, 16, d});
             if (norm)
               w.rotation.norm_rope = {
                   t.act_out("y", {n, h, d}, gap), t.stat_out("rstd", {n, h}), x, q_norm, k_norm, angles, at, H, 1e-6f};
             else
               w.rotation.rope = {x, angles, at};
-            w.k = w.rotation.last_heads(K), w.v = t.act("v", {n, K, d}, gap);
+            w.k = w.rotation.last_heads(K);
+            w.v = t.act("v", {n, K, d}, gap);
             w.page_table = t.index("table", {n, 3}, table);
             w.queries = t.index("queries", {std::ssize(queries) / 4, 4}, queries);
             w.pos_pages = t.index("pos_pages", {pages, K, 16}, std::vector<int32_t>(pages * K * 16));
@@ -392,7 +439,8 @@ TEST(CudaPaged, WritingBehindARotationHasTheBitsOfBoth) {
             EXPECT_TRUE(t.zones_intact());
           };
           Call one(table_kernels, act), two(table_kernels, act);
-          call(one, true), call(two, false);
+          call(one, true);
+          call(two, false);
           for (const auto& [name, buffer] : two.all())
             EXPECT_EQ(one[name].bits(), buffer->bits()) << name << ", heads of " << d << ", norm " << norm;
         }

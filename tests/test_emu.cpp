@@ -36,7 +36,10 @@ struct Floats {
 // Memory of the host that kernels may use, and that is written.
 struct Lent {
   void* p;
-  Lent(void* p, size_t bytes) : p(p) { cuemu::device_memory(p, bytes), cuemu::host_wrote(p, bytes); }
+  Lent(void* p, size_t bytes) : p(p) {
+    cuemu::device_memory(p, bytes);
+    cuemu::host_wrote(p, bytes);
+  }
   ~Lent() { cuemu::forget_device_memory(p); }
 };
 
@@ -61,11 +64,14 @@ Run run(Kernel* kernel, unsigned blocks = 1, unsigned threads = kN, const float*
   EXPECT_EQ(cudaMemcpy(in.p, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
   EXPECT_EQ(cudaMemset(out.p + kZeros, 0, kN * sizeof(float)), cudaSuccess);
   cudaLaunchConfig_t c{};
-  c.gridDim = blocks, c.blockDim = threads, c.dynamicSmemBytes = smem;
+  c.gridDim = blocks;
+  c.blockDim = threads;
+  c.dynamicSmemBytes = smem;
   cudaLaunchAttribute attributes[2] = {{cudaLaunchAttributeClusterDimension, {{cluster, 1, 1}}},
                                        {cudaLaunchAttributeProgrammaticStreamSerialization, {}}};
   attributes[1].val.programmaticStreamSerializationAllowed = early;
-  c.attrs = attributes, c.numAttrs = 2;
+  c.attrs = attributes;
+  c.numAttrs = 2;
   Run r{cudaLaunchKernelEx(&c, kernel, out.p, from ? from : in.p), "", std::vector<float>(8 * kN)};
   if (!r.error) r.error = cudaDeviceSynchronize();
   if (r.error) r.report = cudaGetErrorString(r.error);
@@ -208,7 +214,7 @@ TEST(Emu, TensorCopiesAndProductsInEveryOrder) {
     ASSERT_EQ(copied.error, cudaSuccess) << copied.report;
     for (int c = 0; c < 96; c++)
       ASSERT_EQ(copied.out[32 + c], c < 32 ? 2 * 768 + 4 * (2 * c + 96) : 768 + 4 * c) << "thread " << c;
-    const auto alone = run_nine(copy_alone);
+    const auto alone = run_nine(copy_alone<Source::written>);
     ASSERT_EQ(alone.error, cudaSuccess) << alone.report;
     ASSERT_EQ(alone.out[0], 95 * 96 / 2);
     for (Kernel* kernel : {group_product<false, true, ProductBug::none>, group_product<false, false, ProductBug::none>,
@@ -438,6 +444,8 @@ TEST(Emu, CheckerKnowsTensorCopiesAndProducts) {
     });
   };
   report(copy_ring<CopyBug::no_proxy_fence>, "async proxy: the mbarrier was written without a fence.proxy.async");
+  EXPECT_EQ(run_nine(copy_alone<Source::unwritten>).report, "");
+  report(copy_alone<Source::unwritten_used>, "uninitialised: read of dynamic shared memory, byte 0 ");
   report(copy_ring<CopyBug::no_full_wait>, "of dynamic shared memory, byte ");
   report(copy_ring<CopyBug::early_arrival>, "race: ");
   report(group_product<false, true, ProductBug::no_proxy_fence>, "async proxy: dynamic shared memory, byte ");
@@ -576,8 +584,12 @@ cuemu::ProfileLine profile_of(Kernel* kernel, bool write, bool shared) {
   cuemu::settings().profile = false;
   cuemu::ProfileLine sum;
   for (const cuemu::ProfileLine& l : cuemu::profile_lines())
-    if (l.write == write && l.shared == shared)
-      sum.requests += l.requests, sum.bytes += l.bytes, sum.used += l.used, sum.ideal += l.ideal;
+    if (l.write == write && l.shared == shared) {
+      sum.requests += l.requests;
+      sum.bytes += l.bytes;
+      sum.used += l.used;
+      sum.ideal += l.ideal;
+    }
   return sum;
 }
 TEST(Emu, AccessProfile) {
@@ -713,7 +725,8 @@ TEST(Emu, LaunchesAreAsynchronous) {
 TEST(Emu, AnErrorSticksUntilItIsRead) {
   Floats out(kN);
   cudaLaunchConfig_t c{};
-  c.gridDim = 1, c.blockDim = 2000;
+  c.gridDim = 1;
+  c.blockDim = 2000;
   EXPECT_EQ(cudaLaunchKernelEx(&c, rotate<true>, out.p, static_cast<const float*>(out.p)),
             cudaErrorInvalidConfiguration);
   c.blockDim = kN;

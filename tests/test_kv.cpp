@@ -13,10 +13,18 @@ namespace {
 KvSpec spec_of(KvMethod method) {
   KvSpec s;
   s.method = method;
-  s.evict.budget = 11, s.evict.buffer = 5, s.window.size = 3, s.streaming_llm.sinks = 2, s.window.pooling_kernel = 3,
+  s.evict.budget = 11;
+  s.evict.buffer = 5;
+  s.window.size = 3;
+  s.streaming_llm.sinks = 2;
+  s.window.pooling_kernel = 3;
   s.pyramidkv.beta = 3;
   s.evict.prompt = KvPrompt::protect;
-  s.blocks.size = 4, s.blocks.count = 4, s.blocks.first = 1, s.blocks.last = 1, s.blocks.dense_layers = 1;
+  s.blocks.size = 4;
+  s.blocks.count = 4;
+  s.blocks.first = 1;
+  s.blocks.last = 1;
+  s.blocks.dense_layers = 1;
   return s;
 }
 const std::vector<KvMethod> kEvicting = {KvMethod::streaming_llm, KvMethod::h2o, KvMethod::tova,
@@ -65,7 +73,9 @@ Life live(const KvResidency& r, int64_t prompt, int64_t fed, int64_t layer = 0) 
 
 TEST(KvResidency, CompressionsComeWhenTheBufferIsFull) {
   KvSpec spec;
-  spec.method = KvMethod::rkv, spec.evict.budget = 512, spec.evict.buffer = 128;
+  spec.method = KvMethod::rkv;
+  spec.evict.budget = 512;
+  spec.evict.buffer = 128;
   const KvResidency r(spec, 1);
   const Life a = live(r, 100, 4096);
   EXPECT_EQ(a.compressions.size(), 28u);
@@ -94,7 +104,9 @@ TEST(KvResidency, PeaksAreThoseOfALife) {
     for (const KvTrigger trigger : {KvTrigger::buffer_full, KvTrigger::prefill_once})
       for (const int64_t buffer : {0, 1, 7}) {
         KvSpec spec = spec_of(KvMethod::snapkv);
-        spec.evict.prompt = prompt, spec.evict.trigger = trigger, spec.evict.buffer = buffer;
+        spec.evict.prompt = prompt;
+        spec.evict.trigger = trigger;
+        spec.evict.buffer = buffer;
         for (const KvMethod method : {KvMethod::snapkv, KvMethod::pyramidkv}) {
           spec.method = method;
           const KvResidency r(spec, 4);
@@ -111,7 +123,10 @@ TEST(KvResidency, PeaksAreThoseOfALife) {
 
 TEST(KvResidency, PyramidsHaveTheMeanBudget) {
   KvSpec spec;
-  spec.method = KvMethod::pyramidkv, spec.evict.budget = 108, spec.window.size = 8, spec.pyramidkv.beta = 20;
+  spec.method = KvMethod::pyramidkv;
+  spec.evict.budget = 108;
+  spec.window.size = 8;
+  spec.pyramidkv.beta = 20;
   const KvResidency r(spec, 5);  // 100 past tokens: least 5, most 195, step 47
   for (const auto& [layer, budget] : std::vector<std::pair<int, int>>{{0, 203}, {1, 156}, {2, 109}, {3, 62}, {4, 15}})
     EXPECT_EQ(r.budget(layer, 1000), budget);
@@ -120,7 +135,10 @@ TEST(KvResidency, PyramidsHaveTheMeanBudget) {
 // The lengths that the published code (KVCache-Factory, pyramidkv_utils.py) keeps of a prompt, layer by layer.
 TEST(KvResidency, PyramidsOfAPromptArePublished) {
   KvSpec spec;
-  spec.method = KvMethod::pyramidkv, spec.evict.budget = 108, spec.window.size = 8, spec.pyramidkv.beta = 20;
+  spec.method = KvMethod::pyramidkv;
+  spec.evict.budget = 108;
+  spec.window.size = 8;
+  spec.pyramidkv.beta = 20;
   spec.evict.trigger = KvTrigger::prefill_once;
   const KvResidency r(spec, 5);
   for (const auto& [prompt, kept] : std::map<int64_t, std::vector<int64_t>>{{14, {14, 14, 14, 14, 14}},
@@ -144,7 +162,9 @@ TEST(KvPolicy, PyramidsLeaveAloneWhatFits) {
   for (const KvTrigger trigger : {KvTrigger::prefill_once, KvTrigger::buffer_full})
     for (const int64_t budget : {69, 70, 400}) {
       KvSpec spec = spec_of(KvMethod::pyramidkv);
-      spec.evict.prompt = KvPrompt::compress, spec.evict.trigger = trigger, spec.evict.budget = budget;
+      spec.evict.prompt = KvPrompt::compress;
+      spec.evict.trigger = trigger;
+      spec.evict.budget = budget;
       EXPECT_LT(KvResidency(spec, config().layers).budget(config().layers - 1, 1000), budget);
       Generator g(table_cpu, config(), with(kRoomy, spec));
       expect_same(g.rollout.generate({request}, greedy), dense, cat("budget ", budget));
@@ -166,7 +186,9 @@ TEST(KvPolicy, NothingToLeaveOutIsTheDenseRunBitwise) {
   for (const KvMethod method : all_methods())
     for (const KvPrompt prompt : {KvPrompt::compress, KvPrompt::protect}) {
       KvSpec spec = spec_of(method);
-      spec.evict.budget = 1000, spec.blocks.count = 40, spec.evict.prompt = prompt;
+      spec.evict.budget = 1000;
+      spec.blocks.count = 40;
+      spec.evict.prompt = prompt;
       Generator g(table_cpu, config(), with(kRoomy, spec));
       expect_same(g.rollout.generate(mixed_requests(), mixed_sampling()), dense,
                   cat("method ", static_cast<int>(method)));
@@ -223,7 +245,9 @@ TEST(KvPolicy, SharedPromptsAreChangedByNobodyElse) {
   const auto requests = mixed_requests();  // one has 5 samples of a prompt of 40 tokens
   for (const KvMethod method : kEvicting) {
     KvSpec spec = spec_of(method);
-    spec.evict.prompt = KvPrompt::compress, spec.evict.budget = 42, spec.evict.buffer = 2;
+    spec.evict.prompt = KvPrompt::compress;
+    spec.evict.budget = 42;
+    spec.evict.buffer = 2;
     const auto alone = one_by_one(with(kAlone, spec), requests);
     const KvResidency residency(spec, config().layers);
     int64_t least = 0;
@@ -241,7 +265,9 @@ TEST(KvPolicy, SharedPromptsAreChangedByNobodyElse) {
 // A pool of the default size holds every prompt that is allowed.
 TEST(KvPolicy, TheDefaultPoolHoldsTheWorstPrompt) {
   KvSpec spec = spec_of(KvMethod::streaming_llm);
-  spec.evict.prompt = KvPrompt::compress, spec.evict.trigger = KvTrigger::prefill_once, spec.evict.budget = 20;
+  spec.evict.prompt = KvPrompt::compress;
+  spec.evict.trigger = KvTrigger::prefill_once;
+  spec.evict.budget = 20;
   RolloutLimits limits = with({.max_sequences = 3, .max_batched_tokens = 9, .max_context = 90}, spec);
   limits.max_prompt = 34;
   Generator g(table_cpu, config(), limits);
@@ -291,7 +317,9 @@ TEST(KvPolicy, CompressionsFreePages) {
   for (const KvMethod method : kEvicting)
     for (const KvPrompt prompt : {KvPrompt::protect, KvPrompt::compress}) {
       KvSpec spec = spec_of(method);
-      spec.evict.prompt = prompt, spec.evict.budget = 20, spec.evict.buffer = 29;
+      spec.evict.prompt = prompt;
+      spec.evict.budget = 20;
+      spec.evict.buffer = 29;
       Generator g(table_cpu, config(), with(kRoomy, spec));
       const KvResidency r(spec, config().layers);
       Rng rng(rng_key(1, RngStream::test, 9));
@@ -308,7 +336,10 @@ TEST(KvPolicy, CompressionsFreePages) {
         for (int l = 0; l < config().layers; l++) {
           if (tokens > 37) slots[l]++;
           if (tokens > 37) resident += static_cast<double>(slots[l]) / config().layers;
-          if (r.due(l, 37, slots[l], tokens)) slots[l] = r.protected_slots(37) + r.budget(l, 37), compressions++;
+          if (r.due(l, 37, slots[l], tokens)) {
+            slots[l] = r.protected_slots(37) + r.budget(l, 37);
+            compressions++;
+          }
           pages += (slots[l] + kPageSlots - 1) / kPageSlots;
         }
         if (tokens > 37) dense += static_cast<double>(tokens);
@@ -339,7 +370,8 @@ TEST(KvPolicy, MoreSequencesFitUnderABudget) {
   plain.rollout.generate(requests, sampling);
   EXPECT_EQ(plain.rollout.stats().peak_sequences, 2);
   KvSpec spec = spec_of(KvMethod::rkv);
-  spec.evict.budget = 24, spec.evict.buffer = 8;
+  spec.evict.budget = 24;
+  spec.evict.buffer = 8;
   const KvResidency r(spec, config().layers);
   Generator sparse(table_cpu, config(), with(limits, spec));
   sparse.rollout.generate(requests, sampling);
@@ -504,7 +536,8 @@ TEST(KvCompressor, SharedPagesAreCopiedForProtectedSlotsAlone) {
     Compression c(prompt);
     const PagedRun parent = c.open(48);
     PagedRun child = parent;
-    child.sequence = c.cache->fork(parent.sequence, 12, 48), child.prompt = 5;
+    child.sequence = c.cache->fork(parent.sequence, 12, 48);
+    child.prompt = 5;
     c.compressor->compress({child}, c.scratch);
     EXPECT_EQ(c.ledger.phases.at("main").contains("kv_copy_pages"), prompt == KvPrompt::protect);
     EXPECT_EQ(c.cache->slots(child.sequence, 0), prompt == KvPrompt::compress ? 11 : 16);
@@ -512,7 +545,8 @@ TEST(KvCompressor, SharedPagesAreCopiedForProtectedSlotsAlone) {
   }
 }
 
-// plan() finds the most that any generate() takes, and hardly more: compressions may come at other lengths.
+// plan() finds the most that any generate() takes, and hardly more: compressions may come at other lengths, and in the
+// pass with most rows fewer sequences may decode.
 TEST(KvPolicy, ThePlannedPassIsTheLargest) {
   std::vector<KvSpec> specs = {{}};
   for (const KvMethod method : {KvMethod::h2o, KvMethod::rkv, KvMethod::pyramidkv, KvMethod::quest})
@@ -544,7 +578,7 @@ TEST(KvPolicy, ThePlannedPassIsTheLargest) {
       SCOPED_TRACE(cat("method ", static_cast<int>(spec.method), ", prompts ", static_cast<int>(spec.evict.prompt),
                        ", ", sequences, " sequences, ", rows, " rows, lookahead ", lookahead));
       EXPECT_LE(largest, most.peak());
-      EXPECT_LE(most.peak(), largest + (spec.method == KvMethod::dense ? 0 : largest / 64));
+      EXPECT_LE(most.peak(), largest + (spec.method == KvMethod::dense ? 64 : largest / 64));
     }
 }
 
@@ -566,8 +600,10 @@ TEST(KvPolicy, ContradictionsAreRefused) {
           [](KvSpec& s) { s.streaming_llm.sinks = 11; });
   refused("pooling_kernel = 4", KvMethod::rkv, [](KvSpec& s) { s.window.pooling_kernel = 4; });
   refused("prefill_once", KvMethod::snapkv, [](KvSpec& s) { s.evict.trigger = KvTrigger::prefill_once; });
-  refused("values only", KvMethod::snapkv,
-          [](KvSpec& s) { s.merge.method = KvMergeMethod::value, s.merge.keys = MergeKeys::unrotated; });
+  refused("values only", KvMethod::snapkv, [](KvSpec& s) {
+    s.merge.method = KvMergeMethod::value;
+    s.merge.keys = MergeKeys::unrotated;
+  });
   refused("evicts none", KvMethod::quest, [](KvSpec& s) { s.merge.method = KvMergeMethod::d2o; });
   refused("rollout.kv.blocks.size = 8", KvMethod::quest, [](KvSpec& s) { s.blocks.size = 8; });
   refused("rollout.kv.blocks.count = 1", KvMethod::quest, [](KvSpec& s) { s.blocks.count = 1; });

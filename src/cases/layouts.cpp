@@ -6,6 +6,7 @@
 
 #include "base/rng.h"
 #include "ops/attention.h"
+#include "ops/decode_work.h"
 
 namespace pare::cases {
 
@@ -338,6 +339,11 @@ int64_t Sequences::room(const std::vector<int32_t>& budgets, int64_t block) cons
   return most;
 }
 
+Tensor put_work(Operands& o, const std::string& name, const std::vector<PagedRow>& entries,
+                const std::vector<int64_t>& reads) {
+  const std::vector<PagedPiece> work = paged_work(entries, reads);
+  return work.empty() ? Tensor{} : o.index(name, {std::ssize(work), 2}, flat(work));
+}
 std::vector<Dim> paged_dims() {
   return {{"B", 64, "sequences"},
           {"L", 4096, "slots of a sequence, the new ones included"},

@@ -81,6 +81,9 @@ struct Sequences {
     return o.index("page_table", {count(), pages.per_row}, pages.table, d["gap"]);
   }
 };
+// AttnPaged::work of entries that read so many slots each.
+Tensor put_work(Operands& o, const std::string& name, const std::vector<PagedRow>& entries,
+                const std::vector<int64_t>& reads);
 std::vector<Dim> paged_dims();
 std::vector<std::string> paged_sizes();
 std::vector<std::string> listed_sizes();     // with budgets

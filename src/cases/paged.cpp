@@ -20,9 +20,12 @@ Call attn_paged(Operands& o, const Dims& d) {
   a.pairs = s.pairs;
   a.slots = s.slots;
   a.scale = scale(d);
-  const auto widest = [&](int64_t rows, int64_t slots, bool listed) {
-    a.pieces += paged_pieces(rows, slots, listed);
-    a.most_pairs = std::max(a.most_pairs, paged_block_pairs(rows, slots, H / K, listed));
+  std::vector<int64_t> reads;
+  const auto put_work = [&] {
+    for (size_t i = 0; i < reads.size(); i++)
+      a.most_pairs =
+          std::max(a.most_pairs, paged_block_pairs(s.list[i].rows, reads[i], H / K, reads[i] < s.list[i].slots));
+    a.work = cases::put_work(o, "work", s.list, reads);
   };
   const int64_t results = paged_cut_results(s.count(), a.page_table.shape[1], H, D);
   if (results > 0 && o.act == DType::bf16)
@@ -40,7 +43,8 @@ Call attn_paged(Operands& o, const Dims& d) {
     if (o.act == DType::bf16) a.weights = o.stat_scratch("weights", {s.pages.count, K, H / K + 1, kPageSlots});
   }
   if (budget.empty()) {
-    for (const PagedRow& e : s.list) widest(e.rows, e.slots, false);
+    for (const PagedRow& e : s.list) reads.push_back(e.slots);
+    put_work();
     return a;
   }
   std::vector<int64_t> total(s.list.size());  // by row of the table; entries of more rows read everything
@@ -48,11 +52,12 @@ Call attn_paged(Operands& o, const Dims& d) {
   for (const PagedRow& e : s.list) {
     const int64_t r = e.rows, read = r == 1 ? listed_slots(e.slots, budget[e.table_row], d["block"]) : e.slots;
     total[e.table_row] = r == 1 ? e.slots : 0;
-    widest(r, read, read < e.slots);
+    reads.push_back(read);
     a.slots += read;
     a.pairs += r == 1 ? read : r * (e.slots - r) + r * (r + 1) / 2;
   }
   const int64_t room = s.room(budget, d["block"]);
+  put_work();
   a.blocks = o.index("blocks", {s.count(), K, room}, random_blocks(total, budget, K, room, d["block"]));
   a.budget = o.index("budget", {s.count()}, budget);
   a.block = d.i32("block");

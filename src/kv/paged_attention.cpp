@@ -22,6 +22,11 @@ PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch,
   queries_ = inputs.add("kv.queries", {std::ssize(host_), 4}, reinterpret_cast<const int32_t*>(host_.data()));
   cache.upload_tables();
   if (policy_) policy_->begin(runs, inputs);
+  for (int layer = 0; layer < cache.layers(); layer++) {
+    const std::vector<int64_t> listed = policy_ ? policy_->reads(layer, runs) : std::vector<int64_t>();
+    for (size_t i = 0; i < runs.size(); i++) reads_.push_back(listed.empty() ? host_[reads_.size()].slots : listed[i]);
+  }
+  work_ = DecodeWork(inputs, cache.layers(), host_, reads_);
 }
 
 void PagedAttention::attend(int layer, const Rotation& rotation, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -54,6 +59,7 @@ void PagedAttention::attend(int layer, const Rotation& rotation, const Tensor& q
                  .blocks = blocks.blocks,
                  .budget = blocks.budget,
                  .block = blocks.block,
+                 .work = work_.of(layer),
                  .cuts = cuts_};
   if (const Tensor first = policy_ ? policy_->mass_first() : Tensor{}; first) {
     const Tensor& mass = cache_.fields.mass;
@@ -65,12 +71,11 @@ void PagedAttention::attend(int layer, const Rotation& rotation, const Tensor& q
   }
   for (int64_t i = 0; i < runs; i++) {
     const PagedRow& row = host_[layer * runs + i];
-    const int64_t slots = blocks.blocks ? blocks.slots[i] : row.slots, rows = row.rows;
+    const int64_t slots = reads_[layer * runs + i], rows = row.rows;
     args.pairs += rows * (slots - rows) + rows * (rows + 1) / 2;
     args.slots += slots;
-    const bool listed = slots < row.slots;
-    args.pieces += paged_pieces(rows, slots, listed);
-    args.most_pairs = std::max(args.most_pairs, paged_block_pairs(rows, slots, q.shape[1] / k.shape[1], listed));
+    args.most_pairs =
+        std::max(args.most_pairs, paged_block_pairs(rows, slots, q.shape[1] / k.shape[1], slots < row.slots));
   }
   device.attn_paged(args);
 }

@@ -5,7 +5,7 @@
 #include "kv/kv_cache.h"
 #include "kv/policy.h"
 #include "model/model.h"
-#include "ops/rows.h"
+#include "ops/decode_work.h"
 
 namespace pare {
 
@@ -14,9 +14,10 @@ struct PagedCuts;  // ops/paged.h
 // One forward pass.  Its slots were appended to the cache before; attend() writes and then reads them.
 class PagedAttention : public AttentionContext {
  public:
-  // Brings the page tables on the device up to date; adds to `inputs` the list of rows, i32 [layers, runs, 4], and what
-  // the policy needs, all to be uploaded before the first attend().  positions: i32 [N], of the rows of the pass, on
-  // the device.  policy: null for a dense cache.  cuts: as AttnPaged wants them; it must outlive this.
+  // Brings the page tables on the device up to date; adds to `inputs` the list of rows, i32 [layers, runs, 4], the work
+  // on those that decode, and what the policy needs, all to be uploaded before the first attend().  positions: i32 [N],
+  // of the rows of the pass, on the device.  policy: null for a dense cache.  cuts: as AttnPaged wants them; it must
+  // outlive this.
   PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch, Inputs& inputs, const std::vector<PagedRun>& runs,
                  const Tensor& positions, const PagedCuts& cuts, float scale);
   void attend(int layer, const Rotation& rotation, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -31,7 +32,9 @@ class PagedAttention : public AttentionContext {
   const PagedCuts& cuts_;
   const float scale_;
   std::vector<PagedRow> host_;  // [layers, runs]
+  std::vector<int64_t> reads_;  // slots, [layers, runs]
   Tensor queries_;              // i32 [layers * runs, 4]
+  DecodeWork work_;
 };
 
 }  // namespace pare

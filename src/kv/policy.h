@@ -35,7 +35,6 @@ struct KvPass {
 struct KvBlocks {
   Tensor blocks, budget;
   int32_t block = 0;
-  std::vector<int64_t> slots;  // that each entry reads
 };
 
 // Compressions, all of one pass or some of them.
@@ -54,6 +53,8 @@ class KvPolicy {
   virtual void begin(const std::vector<PagedRun>& /*runs*/, Inputs& /*inputs*/) {}
   // Before the attention of a layer: records what later compressions need, and returns the blocks to read.
   virtual void observe(const KvPass& /*pass*/) {}
+  // The blocks that runs read in a layer leave this many slots to each; empty if every run reads everything.
+  virtual std::vector<int64_t> reads(int /*layer*/, const std::vector<PagedRun>& /*runs*/) const { return {}; }
   virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }
   // Block-sparse policies: the budget of the next passes.
   virtual void set_budget(const BlockBudget& /*budget*/) {}

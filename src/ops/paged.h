@@ -37,18 +37,15 @@ constexpr int64_t paged_cut_results(int64_t entries, int64_t max_pages, int64_t 
   const int64_t cuts = paged_cuts(max_pages * kPageSlots);
   return cuts > 1 ? entries * cuts * heads * (head_dim + 2) : 0;
 }
-// Work of the CUDA kernels for an entry of so many rows that reads so many slots, by a list or without one: the blocks
-// that a key head has for a row alone, and the pairs of one block, up to 64 (row, query head) that read a key head.
-constexpr int64_t paged_pieces(int64_t rows, int64_t slots, bool listed) {
-  return rows > 1 ? 0 : listed ? 1 : paged_cuts(slots);
-}
+// The pairs of one block of the CUDA kernels for an entry of so many rows that reads so many slots, by a list or
+// without one: up to 64 (row, query head) that read a key head.
 constexpr int64_t paged_block_pairs(int64_t rows, int64_t slots, int64_t group, bool listed) {
   return std::min<int64_t>(64, rows * group) * (rows > 1 || listed ? slots : std::min(slots, kAttnCut));
 }
 struct AttnPaged {
   Tensor o;                 // act [N, H, D] out
   Tensor q;                 // act [N, H, D]; rows may be strided, heads contiguous
-  Tensor k_pages, v_pages;  // as in KvWrite; slots at or past PagedRow::slots are never read
+  Tensor k_pages, v_pages;  // as in KvWrite; slots at or past PagedRow::slots change nothing
   Tensor page_table;        // i32 [sequences, max_pages]; rows may be strided
   Tensor queries;           // i32 [S, 4]: PagedRow, of one row at least
   int64_t pairs;            // sum over entries of rows * (slots - rows) + rows * (rows + 1) / 2; see below for lists
@@ -59,9 +56,9 @@ struct AttnPaged {
   Tensor blocks = {};      // i32 [sequences, K, max_blocks]: ascending, the block of the newest slot last; or absent
   Tensor budget = {};      // i32 [sequences], at least 1 where there is an entry; present if blocks is
   int32_t block = 0;       // slots of a block: 4 or 16
-  int64_t pieces = 0;      // sum over entries of paged_pieces; the kernel is slow if it is less, and right
   int64_t most_pairs = 0;  // of a block of the kernel (paged_block_pairs), the one that has most; 0: even work
-  PagedCuts cuts = {};     // in bf16 where rows of page_table have room for more than a cut; else absent
+  Tensor work = {};     // i32 [pieces, 2], in bf16: paged_work (decode_work.h); absent if every entry has several rows
+  PagedCuts cuts = {};  // in bf16 where rows of page_table have room for more than a cut; else absent
   // The attention that every slot receives (H2O), added up: mass[slot] = fma(p, f, mass[slot]), where p = 2^(score - m)
   // is the slot's weight in its block of the online softmax, m the maximum so far, and f = 2^(m - M) / sum with the
   // maximum and the sum of the whole row.  In bf16, p is the weight before it is rounded, m the maximum so far in the
@@ -80,7 +77,10 @@ struct AttnPaged {
     detail::check_queries(c, page_table, queries);
     c.that(scale > 0, "scale is ", scale, ", expected more than 0");
     if (blocks) detail::check_lists(c, blocks, budget, block, page_table.shape[0], K);
-    const int64_t S = queries.shape[0], least = paged_cut_results(S, page_table.shape[1], H, D);
+    const int64_t S = queries.shape[0];
+    if (work) c.index("work", work, {work.shape[0], 2});
+    c.that(work || q.dtype != DType::bf16 || N >= 2 * S, "entries of one row, but no work");
+    const int64_t least = paged_cut_results(S, page_table.shape[1], H, D);
     if (q.dtype == DType::bf16 && least > 0) {
       c.stat("results", cuts.results, {cuts.results.shape[0]});
       c.that(cuts.results.size() >= least, "results has ", cuts.results.size(), " elements, expected ", least,
@@ -100,7 +100,7 @@ struct AttnPaged {
     const int64_t kv = slots * K * k_pages.shape[2] * 2 * size;
     const int64_t mass = mass_pages ? slots * K * static_cast<int64_t>(dtype_size(mass_pages.dtype)) : 0;
     return {(4 * q.shape[2] + (mass_pages ? 2 : 0)) * q.shape[1] * pairs,
-            detail::total_bytes(q, queries, budget, first) + kv + mass, detail::total_bytes(o) + mass};
+            detail::total_bytes(q, queries, budget, first, work) + kv + mass, detail::total_bytes(o) + mass};
   }
   Stretch stretch(int multiprocessors) const {
     const double longest = std::max(1.0, multiprocessors * detail::part(most_pairs, pairs * q.shape[1]));

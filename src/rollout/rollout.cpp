@@ -469,8 +469,8 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
   int64_t crowded = longest;
   for (int64_t prompt = longest; prompt > 0 && due(crowded) < layers; prompt--)
     if (due(prompt) > due(crowded)) crowded = prompt;
-  // Rows spread over all sequences, which are where a compression is due: at the end of their prompts, or after the
-  // last token of a response.
+  // Rows of all sequences, one each but for the last ones, as work is listed for rows alone.  The sequences are where a
+  // compression is due: at the end of their prompts, or after the last token of a response.
   struct Point {
     int64_t tokens, prompt, slots;
   };
@@ -483,14 +483,16 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
     Batch batch;
     batch.ids.resize(rows);
     batch.positions.resize(rows);
-    for (int64_t i = 0; i < sequences; i++) {
+    for (int64_t i = 0, row = 0, more = rows - sequences; i < sequences; i++) {
       rollout.cache_.reserve(sequence_pages);
       const int sequence = rollout.cache_.open(sequence_pages);
       rollout.cache_.append(sequence, std::min(held, limits.max_context));
-      const int64_t begin = rows * i / sequences, end = rows * (i + 1) / sequences;
-      if (begin < end)
-        batch.runs.push_back({sequence, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin),
-                              static_cast<int32_t>(tokens), static_cast<int32_t>(prompt), 0});
+      if (row == rows) continue;
+      const int64_t extra = std::clamp<int64_t>(more - (sequences - 1 - i) * (prompt - 1), 0, prompt - 1);
+      batch.runs.push_back({sequence, static_cast<int32_t>(row), static_cast<int32_t>(1 + extra),
+                            static_cast<int32_t>(tokens), static_cast<int32_t>(prompt), 0});
+      row += 1 + extra;
+      more -= extra;
     }
     for (int i = 0; i < limits.max_sequences; i++) batch.draws.push_back({0, 0, 0, 0});
     batch.keep = 0;

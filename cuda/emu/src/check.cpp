@@ -57,7 +57,7 @@ uint32_t g_launch_first;  // serial of the launch's first block
 // Thread u of the cluster is at time g_own[u], which grows when it synchronises; g_base[u] is the time of u that
 // everyone has seen (at the last barrier of a block that is alone), seen(t, u) what t has seen since.  The copies that
 // land with an mbarrier count as one more thread, behind those of the cluster.
-constexpr unsigned kMbarriers = 32;  // of a block
+constexpr unsigned kMbarriers = 48;  // of a block
 std::vector<uint32_t> g_own, g_base, g_seen;
 unsigned most_mbarriers() { return kMbarriers * static_cast<unsigned>(g_cluster.blocks.size()); }
 unsigned clocks() { return g_cluster.n + most_mbarriers(); }
@@ -246,8 +246,12 @@ void touch(const Access& a) {
   for (size_t left = a.bytes; left; c++) {
     const size_t here = std::min<size_t>(2 - odd, left);
     now.bytes = static_cast<uint8_t>(((1u << here) - 1) << odd);
-    odd = 0, left -= here;
-    if (shared && c->block != g_cluster.serial) *c = Cell{}, c->block = g_cluster.serial;  // it starts afresh
+    odd = 0;
+    left -= here;
+    if (shared && c->block != g_cluster.serial) {  // it starts afresh
+      *c = Cell{};
+      c->block = g_cluster.serial;
+    }
     check_cell(*c, a, now);
   }
   if (a.atomic && !shared) synchronise_by_atomic(a.p);
@@ -267,8 +271,12 @@ void launch_begin() {
   }
   const size_t n = g_cluster.n, blocks = g_cluster.blocks.size();
   g_dynamic_cells.assign(blocks * cells_for(g_cluster.blocks[0].smem_bytes), Cell{});
-  g_own.resize(clocks()), g_base.resize(clocks()), g_seen.resize(n * clocks()), g_proxy.resize(n);
-  g_acquired.resize(n), g_fenced.resize(n);
+  g_own.resize(clocks());
+  g_base.resize(clocks());
+  g_seen.resize(n * clocks());
+  g_proxy.resize(n);
+  g_acquired.resize(n);
+  g_fenced.resize(n);
   g_released.clear();
   g_launch_first = 0;
   profile::launch_begin();
@@ -396,7 +404,10 @@ void async_issue(const AsyncCopy& c) {
 void async_done(const AsyncCopy& c) {
   const Unchecked pause;
   Cell* const cells = target_cells("cp.async", c.dst, c.bytes, c.loc);
-  for (unsigned i = 0; i < c.bytes / 2; i++) cells[i].pending = 0, cells[i].write.clock = g_own[me()];
+  for (unsigned i = 0; i < c.bytes / 2; i++) {
+    cells[i].pending = 0;
+    cells[i].write.clock = g_own[me()];
+  }
 }
 
 void mbarrier_init(const uint64_t* p) {
@@ -405,8 +416,12 @@ void mbarrier_init(const uint64_t* p) {
   const unsigned t = me();
   const auto copies = static_cast<uint16_t>(g_cluster.n + g_mbarriers.size());
   Mbarrier& m = g_mbarriers.try_emplace(p, Mbarrier{copies, 0, 0, {}, {}, {}}).first->second;
-  m.by = static_cast<uint16_t>(t), m.at = g_own[t], m.fenced = false;
-  m.arrived.assign(clocks(), 0), m.ended.assign(clocks(), 0), m.from_others.assign(g_cluster.n, 0);
+  m.by = static_cast<uint16_t>(t);
+  m.at = g_own[t];
+  m.fenced = false;
+  m.arrived.assign(clocks(), 0);
+  m.ended.assign(clocks(), 0);
+  m.from_others.assign(g_cluster.n, 0);
 }
 void mbarrier_arrive(const uint64_t* p) {
   Mbarrier& m = g_mbarriers.at(p);
@@ -464,6 +479,15 @@ void async_access(const void* p, size_t bytes, bool write, const Loc& loc) {
   const Unchecked pause;
   touch({static_cast<const char*>(p), bytes, write, false, place_of(loc), false, true});
 }
+void tensor_source(const void* p, size_t bytes, const Loc& loc) {
+  const Unchecked pause;
+  touch({static_cast<const char*>(p), bytes, false, false, place_of(loc), true, true});
+}
+void tensor_landed(const void* to, const void* from, const Loc& loc) {
+  bool shared = false;
+  const Cell* const source = cells_of({static_cast<const char*>(from), 2, false, false, place_of(loc)}, &shared);
+  target_cells("TMA", to, 2, loc)->initialised = source->initialised;
+}
 void tensor_issue(const TensorCopy& c, size_t bytes) {
   const Mbarrier& m = g_mbarriers.at(c.barrier);
   const Access barrier{reinterpret_cast<const char*>(c.barrier), 8, true, true, place_of(c.loc), false, true};
@@ -477,7 +501,10 @@ void tensor_done(const TensorCopy& c, size_t bytes) {
   Mbarrier& m = g_mbarriers.at(c.barrier);
   const Slot landed{g_cluster.serial, g_own[m.copies], place_of(c.loc), m.copies, 3, false, true};
   Cell* const cells = target_cells("TMA", c.smem, bytes, c.loc);
-  for (size_t i = 0; i < bytes / 2; i++) cells[i].pending = 0, cells[i].write = landed;
+  for (size_t i = 0; i < bytes / 2; i++) {
+    cells[i].pending = 0;
+    cells[i].write = landed;
+  }
   m.arrived[m.copies] = g_own[m.copies]++;
 }
 void store_reads(const TensorCopy& c, size_t bytes, bool done) {

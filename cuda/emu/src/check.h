@@ -32,6 +32,9 @@ void cluster_arrive();
 void cluster_met();
 void cluster_passed();
 void async_access(const void* p, size_t bytes, bool write, const Loc&);  // by a copy or product of the running thread
+// Elements that nobody has written are copied as they are; each two bytes of the target are known to be such.
+void tensor_source(const void* p, size_t bytes, const Loc&);
+void tensor_landed(const void* to, const void* from, const Loc&);
 void tensor_issue(const TensorCopy&, size_t bytes);
 void tensor_done(const TensorCopy&, size_t bytes);
 // Stores: the source, and each row of the target.
@@ -73,6 +76,8 @@ inline void cluster_arrive() {}
 inline void cluster_met() {}
 inline void cluster_passed() {}
 inline void async_access(const void*, size_t, bool, const Loc&) {}
+inline void tensor_source(const void*, size_t, const Loc&) {}
+inline void tensor_landed(const void*, const void*, const Loc&) {}
 inline void tensor_issue(const TensorCopy&, size_t) {}
 inline void tensor_done(const TensorCopy&, size_t) {}
 inline void store_reads(const TensorCopy&, size_t, bool) {}

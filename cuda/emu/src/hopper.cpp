@@ -465,7 +465,7 @@ void tensor_copy(void* smem, const CUtensorMap& map, const int (&at)[3], uint64_
     load(c.barrier, "TMA", loc);
     expect_box(c, "target");
     for_rows(c, [&](size_t, size_t, const char* from, size_t valid) {
-      if (valid) check::async_access(from, valid, false, loc);
+      if (valid) check::tensor_source(from, valid, loc);
     });
     check::tensor_issue(c, bytes);
     std::memset(c.smem, 0xff, bytes);
@@ -501,8 +501,12 @@ void land_copy() {
   for_rows(c, [&](size_t row, size_t before, const char* from, size_t valid) {
     char line[1024] = {};
     if (valid) std::memcpy(line + before, from, valid);
-    for (unsigned b = 0; b < c.map.box[0] * c.map.element; b += 16)
-      std::memcpy(c.block->smem + swizzled(target + row + b, c.map.span), line + b, 16);
+    for (unsigned b = 0; b < c.map.box[0] * c.map.element; b += 16) {
+      char* const to = c.block->smem + swizzled(target + row + b, c.map.span);
+      std::memcpy(to, line + b, 16);
+      for (unsigned i = b; i < b + 16; i += 2)
+        if (i >= before && i < before + valid) check::tensor_landed(to + (i - b), from + (i - before), c.loc);
+    }
   });
   m.bytes -= static_cast<int64_t>(bytes);
   store(c.barrier, m);

@@ -37,13 +37,20 @@ class BlockSparse : public KvPolicy {
     queries_ = inputs.add("kv.choosing", {std::ssize(choosing_), 4}, choosing_.empty() ? nullptr : &choosing_[0].row);
   }
 
+  std::vector<int64_t> reads(int layer, const std::vector<PagedRun>& runs) const override {
+    std::vector<int64_t> slots;
+    if (layer < spec_.blocks.dense_layers || choosing_.empty()) return slots;
+    for (const PagedRun& run : runs)
+      slots.push_back(listed_slots(run.tokens, host_budget_[run.sequence], spec_.blocks.size));
+    return slots;
+  }
+
   KvBlocks blocks(const KvPass& pass, Arena& scratch) override {
     if (pass.layer < spec_.blocks.dense_layers) return {};
     Device& device = cache_.device();
-    KvBlocks result{.blocks = {}, .budget = budget_of_, .block = static_cast<int32_t>(spec_.blocks.size), .slots = {}};
+    KvBlocks result{.blocks = {}, .budget = budget_of_, .block = static_cast<int32_t>(spec_.blocks.size)};
     int64_t pages = 0, most = 0;
     for (const PagedRun& run : pass.runs) {
-      result.slots.push_back(listed_slots(run.tokens, host_budget_[run.sequence], spec_.blocks.size));
       pages += (run.tokens - 1) / kPageSlots - (run.tokens - run.rows) / kPageSlots + 1;
       most = std::max(most, blocks_of(run.tokens, spec_.blocks.size));  // more tokens never take less room
     }
