@@ -1,4 +1,5 @@
 // Rows of the key table: the loss, the optimizer, the learner.
+#include "ops/linear.h"
 #include "run/config_table.h"
 
 namespace pare::config_table {
@@ -48,13 +49,18 @@ Groups actor_keys() {
             "verl; DASH PPO-Mini",
             REFUSE_IF(v > 0 && c.data.train_batch_size % v != 0, " = ", v,
                       " does not divide data.train_batch_size = ", c.data.train_batch_size)),
-        FREE(actor.ppo_max_token_len, at_least(1), "tokens",
-             "most rows of a micro-batch; a longer sequence has one of its own. In bf16 the bits of a run depend on it",
-             "verl: ppo_max_token_len_per_gpu"),
+        KEY(actor.ppo_max_token_len, at_least(1), "tokens",
+            "most rows of a micro-batch; a longer sequence has one of its own. In bf16 the bits of a run depend on it",
+            "verl: ppo_max_token_len_per_gpu",
+            // In bf16 the sum of a weight's gradient depends on the rows of each call (list.h).
+            PartsIf{[](const Config& run, const Config&) { return act_type(run) == DType::bf16; }}),
         FREE(actor.logits_chunk, at_least(0), "tokens",
              "rows of logits that are computed at a time. 0: 4096, fewer if memory needs it after recomputation. In "
              "bf16 the bits of a run depend on it, but multiples of 4096 give the same",
-             "slime: log_probs_chunk_size"),
+             "slime: log_probs_chunk_size", PartsIf{[](const Config& run, const Config& resumed) {
+               const int64_t rest = run.actor.logits_chunk % kLinearPart + resumed.actor.logits_chunk % kLinearPart;
+               return act_type(run) == DType::bf16 && rest != 0;
+             }}),
         KEY(actor.grad_clip, at_least(0), "", "largest norm of the gradient; 0: off", "verl"),
         KEY(actor.token_subset, any, "",
             "response tokens that are trained on. none: all; urs: each with a fixed probability; rpc: those before a "

@@ -185,12 +185,16 @@ Groups trainer_keys() {
              "length of the run in passes over the training set, each of rows / data.train_batch_size steps, rounded "
              "down; ignored if trainer.total_training_steps is given as well; 0: off",
              "verl"),
-        KEY(trainer.total_training_steps, at_least(1), "steps",
+        KEY(
+            trainer.total_training_steps, at_least(1), "steps",
             "length of the run; the config.toml of a run has the steps computed from trainer.total_epochs", "verl",
             [](const Config& c) {
               if (c.trainer.total_training_steps == 0 && c.trainer.total_epochs == 0)
                 fail("neither trainer.total_training_steps nor trainer.total_epochs is given; set one of them");
-            }),
+            },
+            PartsIf{[](const Config& run, const Config&) {  // each step depends on the number of steps
+              return run.actor.optim.lr_scheduler_type != LrSchedule::constant || run.data.noise_ramp > 0;
+            }}),
         KEY(trainer.seed, at_least(0), "", "seed of every random draw but those of the ssa data sets", "TRL",
             Flag{"--seed"}),
         FREE(trainer.threads, within(0, 1024), "threads",

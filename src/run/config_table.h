@@ -203,9 +203,13 @@ constexpr bool is_list = false;
 template <class T>
 constexpr bool is_list<std::vector<T>> = true;
 
-// The end of a row, in any number: a flag of commands that stands for the key, or a check.
+// The end of a row, in any number: a flag of commands that stands for the key, the condition under which its value
+// parts runs (ConfigKey::parts), or a check.
 struct Flag {
   const char* name;
+};
+struct PartsIf {
+  bool (*holds)(const Config& run, const Config& resumed);
 };
 // The loss includes tokens of earlier steps.
 inline bool trains_on_prefixes(const Config& c) { return c.algorithm.rpo.enable && !shares_prefixes(c); }
@@ -219,6 +223,8 @@ template <class Member, class More>
 void add(ConfigKey& k, Member member, More more) {
   if constexpr (std::is_same_v<More, Flag>)
     k.flags.push_back(more.name);
+  else if constexpr (std::is_same_v<More, PartsIf>)
+    k.parts = more.holds;
   else if constexpr (std::is_invocable_v<More, const Config&>)
     k.checks.push_back(more);
   else
@@ -232,7 +238,7 @@ template <class Member, class... More>
 ConfigKey key(KeyDecides decides, const char* name, Member member, Allowed allowed, const char* unit,
               const char* meaning, const char* source, More... more) {
   using T = std::remove_reference_t<decltype(member(std::declval<Config&>()))>;
-  ConfigKey k{name, type_text<T>(allowed), unit, meaning, source, decides, {}, {}, {}, {}, {}};
+  ConfigKey k{name, type_text<T>(allowed), unit, meaning, source, decides, {}, {}, {}, {}, {}, {}};
   (add(k, member, more), ...);
   if constexpr (is_list<T>) {
     k.show = [member](const Config& c) {

@@ -88,7 +88,8 @@ bool exists(const std::string& path, const char* name) {
   return fs::exists(fs::path(path) / name, none);
 }
 
-std::string make_directory(const std::string& path) {
+std::string make_directory(const std::string& path, Start start) {
+  check_run_directory(path, start);
   std::error_code error;
   fs::create_directories(path, error);
   if (!error) return path;
@@ -205,8 +206,7 @@ RunCommand command_of_run(const std::string& path) {
   }
 }
 
-RunDirectory::RunDirectory(const std::string& path, Start start)
-    : path_((check_run_directory(path, start), make_directory(path))), lock_(path) {
+RunDirectory::RunDirectory(const std::string& path, Start start) : path_(make_directory(path, start)), lock_(path) {
   if (start != Start::resume) return;
   const std::vector<int64_t> steps = checkpoint_steps(path_);
   for (auto step = steps.rbegin(); step != steps.rend() && checkpoint_.empty(); ++step) {
