@@ -58,8 +58,12 @@ __device__ LostArrival* lost_arrival;  // memory of the host
 // Ends the kernel, whose context can then be used no more.  (A printf would make ptxas wait for each wgmma.)
 __device__ __forceinline__ void give_up(uint32_t byte, unsigned parity) {
   LostArrival& l = *lost_arrival;
-  l.byte = byte, l.parity = parity, l.thread = threadIdx.x;
-  l.block[0] = blockIdx.x, l.block[1] = blockIdx.y, l.block[2] = blockIdx.z;
+  l.byte = byte;
+  l.parity = parity;
+  l.thread = threadIdx.x;
+  l.block[0] = blockIdx.x;
+  l.block[1] = blockIdx.y;
+  l.block[2] = blockIdx.z;
   __threadfence_system();
   l.is = 1;
   __threadfence_system();

@@ -249,7 +249,10 @@ __global__ void ring(float* out, const float*) {
 __global__ void one_mma(float* out, const __nv_bfloat16* a, const __nv_bfloat16* b) {
   __shared__ __align__(16) __nv_bfloat16 sa[16][16], sb[16][16];
   const unsigned lane = threadIdx.x;
-  for (unsigned i = lane; i < 256; i += 32) sa[i / 16][i % 16] = a[i], sb[i / 16][i % 16] = b[i / 16 * 8 + i % 8];
+  for (unsigned i = lane; i < 256; i += 32) {
+    sa[i / 16][i % 16] = a[i];
+    sb[i / 16][i % 16] = b[i / 16 * 8 + i % 8];
+  }
   __syncwarp();
   uint32_t fa[4], fb[4];
   cuemu::ldmatrix(fa, &sa[lane % 16][lane / 16 * 8], false, cuemu::Loc::current());

@@ -74,7 +74,8 @@ inline std::vector<Completion> one_by_one(const RolloutLimits& limits, const std
     for (size_t s = 0; s < requests[r].uids.size(); s++) {
       all.push_back(g.rollout.generate({{requests[r].prompt, {requests[r].uids[s]}, requests[r].max_new_tokens}},
                                        mixed_sampling())[0]);
-      all.back().request = static_cast<int>(r), all.back().sample = static_cast<int>(s);
+      all.back().request = static_cast<int>(r);
+      all.back().sample = static_cast<int>(s);
     }
   return all;
 }

@@ -67,7 +67,8 @@ struct KvScene {
     OpRun r(*on.table, on.act);
     auto a = operands<KvRedundancy>(r, "kv_redundancy", "");
     r.set("score", resized(score, a.score.shape[2]));
-    a.lambda = lambda, a.threshold = threshold;
+    a.lambda = lambda;
+    a.threshold = threshold;
     r.call(&Table::kv_redundancy, a);
     return result(r);
   }

@@ -27,15 +27,20 @@ constexpr const char* kCounts = "%d passed, %d failed, %d skipped\n";
 Counts run_share(char** argv, int index, int shares, std::mutex& print) {
   std::string temporary = (std::filesystem::temp_directory_path() / "pare_tests_XXXXXX").string();
   int out[2];
-  if (!mkdtemp(temporary.data()) || pipe2(out, O_CLOEXEC) != 0) std::perror("pare_tests"), std::exit(1);
+  if (!mkdtemp(temporary.data()) || pipe2(out, O_CLOEXEC) != 0) {
+    std::perror("pare_tests");
+    std::exit(1);
+  }
   const pid_t child = fork();
   if (child == 0) {
-    dup2(out[1], 1), dup2(out[1], 2);
+    dup2(out[1], 1);
+    dup2(out[1], 2);
     setenv("GTEST_TOTAL_SHARDS", std::to_string(shares).c_str(), 1);
     setenv("GTEST_SHARD_INDEX", std::to_string(index).c_str(), 1);
     setenv("TEST_TMPDIR", temporary.c_str(), 1);
     execv("/proc/self/exe", argv);
-    std::perror("pare_tests"), _exit(1);
+    std::perror("pare_tests");
+    _exit(1);
   }
   close(out[1]);
   std::FILE* lines = fdopen(out[0], "r");
@@ -51,7 +56,8 @@ Counts run_share(char** argv, int index, int shares, std::mutex& print) {
     const std::lock_guard lock(print);
     std::fputs(line, stdout);
   }
-  std::free(line), std::fclose(lines);
+  std::free(line);
+  std::fclose(lines);
   int status = 0;
   waitpid(child, &status, 0);
   std::error_code ignored;
@@ -79,7 +85,11 @@ int run_shares(char** argv, int jobs) {
       });
   }
   Counts all;
-  for (const Counts& c : counts) all.passed += c.passed, all.failed += c.failed, all.skipped += c.skipped;
+  for (const Counts& c : counts) {
+    all.passed += c.passed;
+    all.failed += c.failed;
+    all.skipped += c.skipped;
+  }
   std::printf(kCounts, all.passed, all.failed, all.skipped);
   return all.failed > 0;
 }
@@ -90,7 +100,8 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; i++)
     if (int jobs = 0; std::sscanf(argv[i], "--jobs=%d", &jobs) == 1) {
       if (jobs > 1 && !std::getenv("GTEST_TOTAL_SHARDS")) return run_shares(argv, jobs);
-      std::rotate(argv + i, argv + i + 1, argv + argc), argc--;  // GoogleTest does not know it
+      std::rotate(argv + i, argv + i + 1, argv + argc);  // GoogleTest does not know it
+      argc--;
       argv[argc] = nullptr;
     }
   testing::GTEST_FLAG(death_test_style) = "threadsafe";  // the thread pool runs

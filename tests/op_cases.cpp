@@ -85,7 +85,10 @@ void bounds(OpRun& r, const QkNormRopeBwd& a) {
   const double rstd = r.max_abs(a.rstd);
   r.bound(a.dx, norm_error(double(a.x.shape[2]), rstd, 8));
   const double weight = added(a.x.shape[0] * a.x.shape[1], 32 * rstd);
-  if (a.dq_norm) r.bound(a.dq_norm, weight), r.bound(a.dk_norm, weight);
+  if (a.dq_norm) {
+    r.bound(a.dq_norm, weight);
+    r.bound(a.dk_norm, weight);
+  }
 }
 
 // exp is good to a few roundings and 1 + exp(-g) loses nothing, so the products are relatively exact; below f32's
@@ -118,7 +121,8 @@ void bounds(OpRun& r, const Logprob& a) {
 // Each term has the relative error of a probability; the terms add up to 1 or 1 / lambda at most.
 void bounds(OpRun& r, const OverlapProbs& a) {
   const double error = 2 * logprob_error(a.p_logits, a.temperature, 16);
-  r.bound(a.overlap, error), r.bound(a.mass, error * std::max(1.0, 1.0 / a.lambda));
+  r.bound(a.overlap, error);
+  r.bound(a.mass, error * std::max(1.0, 1.0 / a.lambda));
 }
 // The log-prob's error passes to the losses by their slopes; log p - log q stays below 40.
 void bounds(OpRun& r, const LogitsLoss& a) {
@@ -140,8 +144,11 @@ void bounds(OpRun& r, const LogitsLoss& a) {
                                          (spec.centring.on ? std::fabs(A[i]) : 0));
     for (int64_t v = 0; v < V; v++) logits[i * V + v] = 4 * error * scale / spec.temperature;
   }
-  r.bound(a.logprob, error), r.bound(a.entropy, 8 * error);
-  r.bound(a.loss, loss), r.bound(a.kl, kl), r.bound(a.logits, logits);
+  r.bound(a.logprob, error);
+  r.bound(a.entropy, 8 * error);
+  r.bound(a.loss, loss);
+  r.bound(a.kl, kl);
+  r.bound(a.logits, logits);
 }
 void bounds(OpRun&, const ListKept&) {}
 void bounds(OpRun&, const KeepListed&) {}

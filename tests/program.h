@@ -44,7 +44,8 @@ inline std::string printed_block(const std::filesystem::path& program) {
   bool begins = true;
   for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {
     if (begins && c != '\n') block += "    ";
-    block += static_cast<char>(c), begins = c == '\n';
+    block += static_cast<char>(c);
+    begins = c == '\n';
   }
   EXPECT_EQ(pclose(pipe), 0);
   return block + "\n";
@@ -154,7 +155,9 @@ class Program : public testing::Test {
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
     sigset_t defaults;
-    sigemptyset(&defaults), sigaddset(&defaults, SIGHUP), sigaddset(&defaults, SIGPIPE);
+    sigemptyset(&defaults);
+    sigaddset(&defaults, SIGHUP);
+    sigaddset(&defaults, SIGPIPE);
     posix_spawnattr_setsigdefault(&attributes, &defaults);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
     pid_t pid = 0;

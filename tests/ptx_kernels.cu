@@ -47,7 +47,9 @@ __device__ uint32_t pair(const uint16_t* p) { return p[0] | uint32_t{p[1]} << 16
 
 __global__ void products(float* d, const uint16_t* a, const uint16_t* b) {
   const int g = threadIdx.x / 4, t = threadIdx.x % 4 * 2;
-  a += blockIdx.x * 256, b += blockIdx.x * 128, d += blockIdx.x * 128;
+  a += blockIdx.x * 256;
+  b += blockIdx.x * 128;
+  d += blockIdx.x * 128;
   const uint32_t x[4] = {pair(a + g * 16 + t), pair(a + (g + 8) * 16 + t), pair(a + g * 16 + t + 8),
                          pair(a + (g + 8) * 16 + t + 8)};
   float sum[4];

@@ -20,7 +20,10 @@ namespace pare::test {
 // A config.json of tiny_config with the vocabulary of the task; returns its path.
 inline std::string tiny_model_file(const std::string& type) {
   ModelConfig c = tiny_config(type, type != "llama");
-  c.vocab = 48, c.bos_id = 1, c.eos_ids = {2}, c.pad_id = 0;
+  c.vocab = 48;
+  c.bos_id = 1;
+  c.eos_ids = {2};
+  c.pad_id = 0;
   const auto path = std::filesystem::path(testing::TempDir()) / cat("pare_", type, '_', getpid(), ".json");
   std::ofstream(path) << to_json(c);
   return path.string();
@@ -105,10 +108,15 @@ inline std::vector<float> trained(const Config& config, int steps, Rewarded::Sco
 struct Work {
   int64_t rows = 0, pairs = 0, tokens = 0;  // rows of the trunk, visible (query, key) pairs, rows of the LM head
 
-  void add_prefix(int64_t p) { rows += p, pairs += p * (p + 1) / 2; }
+  void add_prefix(int64_t p) {
+    rows += p;
+    pairs += p * (p + 1) / 2;
+  }
   // n tokens after a prefix of p: the last one is never fed; of `kept` of them the log-prob is asked.
   void add_response(int64_t p, int64_t n, int64_t kept) {
-    rows += n - 1, pairs += (n - 1) * p + (n - 1) * n / 2, tokens += kept;
+    rows += n - 1;
+    pairs += (n - 1) * p + (n - 1) * n / 2;
+    tokens += kept;
   }
   int64_t linear(const ModelConfig& c) const {
     return 2 * rows * c.layers * (c.qkv_width() * c.hidden + c.hidden * c.q_width() + 3 * c.hidden * c.ffn) +

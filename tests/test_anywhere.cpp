@@ -38,7 +38,9 @@ TEST_F(Anywhere, PresetsShapesAndProblemsAreInTheProgram) {
     runs += entry.path().filename().string().starts_with("quickstart-nat-urs-2");
   EXPECT_EQ(runs, 2);
   ModelConfig config = tiny_config("qwen3", true);
-  config.vocab = 260, config.eos_ids = {257}, config.max_position = 512;
+  config.vocab = 260;
+  config.eos_ids = {257};
+  config.max_position = 512;
   save_weights(at("model"), config, tiny_parameters(config, 5), DType::f32);
   write("model/tokenizer.json", tokenizer_json({{" ", "a"}}, {"<|im_start|>", "<|im_end|>"}).dump());
   o = pare(

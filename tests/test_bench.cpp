@@ -37,7 +37,8 @@ std::string small(const cases::OpCase& b, int64_t flags) {
 TEST(OpBenches, CanBeCalledAgainAndAgain) {
   std::vector<const Table*> tables = {&table_cpu};
 #ifdef PARE_EMU
-  tables.push_back(&table_emu), tables.push_back(&table_emu_fast);
+  tables.push_back(&table_emu);
+  tables.push_back(&table_emu_fast);
 #endif
   for (const Table* table : tables)
     for (const cases::OpCase& b : cases::op_cases())
@@ -55,7 +56,8 @@ TEST(OpBenches, CanBeCalledAgainAndAgain) {
         const OpCall call = make_call(device, b, operands, dims);
         EXPECT_EQ(arena.used(), nothing.used());
         Ledger ledger;
-        device.ledger = &ledger, device.check_nan = true;
+        device.ledger = &ledger;
+        device.check_nan = true;
         for (int i = 0; i < 3; i++) call.run();
         device.wait();
         const Ledger::Line line = ledger.phases.at("main").at(b.op);

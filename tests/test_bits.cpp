@@ -20,7 +20,10 @@ uint64_t hash_of_a_run(const std::string& type, const std::vector<std::string>& 
   Fnv1a hash;
   for (int i = 0; i < 3; i++) {
     run.step();
-    for (const Trajectory& s : run.trainer->samples()) hash.add(s.tokens), hash.add(s.logprob);
+    for (const Trajectory& s : run.trainer->samples()) {
+      hash.add(s.tokens);
+      hash.add(s.logprob);
+    }
   }
   hash.add(run.parameters());
   return hash.hash;

@@ -11,7 +11,9 @@ using Steps = std::vector<BlockBudget::Step>;
 KvSpec quest(double target) {
   KvSpec kv;
   kv.method = KvMethod::quest;
-  kv.blocks.size = 16, kv.blocks.first = 1, kv.blocks.last = 2;
+  kv.blocks.size = 16;
+  kv.blocks.first = 1;
+  kv.blocks.last = 2;
   kv.blocks.count = 6;
   kv.blocks.acceptance_target = target;
   return kv;
@@ -87,7 +89,8 @@ TEST(BlockBudget, ReachesItsTargetInARun) {
   std::vector<double> first, last, p5, read;
   for (int i = 0; i < 30; i++) {
     const Metrics m = run.step();
-    first.push_back(m.get("kv/blocks/context_0_63")), last.push_back(m.get("kv/blocks/context_64_127"));
+    first.push_back(m.get("kv/blocks/context_0_63"));
+    last.push_back(m.get("kv/blocks/context_64_127"));
     p5.push_back(m.get("rollout_corr/acceptance_rate_p5/context_0_63"));
     read.push_back(m.get("kv/read_tokens/mean"));
     EXPECT_LE(first.back(), last.back());

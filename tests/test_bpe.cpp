@@ -137,7 +137,11 @@ TEST(Unicode, NfcIsThatOfTheTokenizersLibrary) {
 // A run of marks is sorted, not shifted.
 TEST(Unicode, NfcOfManyMarks) {
   std::string mixed = "a", above, below;
-  for (int i = 0; i < 100'000; i++) mixed += "\u0301\u0323", above += "\u0301", below += "\u0323";
+  for (int i = 0; i < 100'000; i++) {
+    mixed += "\u0301\u0323";
+    above += "\u0301";
+    below += "\u0323";
+  }
   EXPECT_EQ(nfc(mixed), "\u1ea1" + below.substr(2) + above);
 }
 
@@ -253,7 +257,10 @@ Ids merged_by_definition(const MergeList& merges, const std::string& word) {
     for (size_t i = 0; i + 1 < parts.size(); i++) {
       const size_t rank = static_cast<size_t>(
           std::find(merges.begin(), merges.end(), std::pair(parts[i], parts[i + 1])) - merges.begin());
-      if (rank < best_rank) best = i, best_rank = rank;
+      if (rank < best_rank) {
+        best = i;
+        best_rank = rank;
+      }
     }
     if (best == parts.size()) break;
     parts[best] += parts[best + 1];
@@ -461,7 +468,8 @@ TEST_F(BpeFile, AnyBytesComeBack) {
         composed += nfc(text.substr(at, s - at));
         if (s == std::string::npos) break;
         const size_t length = text[s + 1] == '/' ? 4 : 3;
-        composed += text.substr(s, length), at = s + length;
+        composed += text.substr(s, length);
+        at = s + length;
       }
       EXPECT_EQ(composing->decode(composing->encode(text)), composed);
     }

@@ -28,7 +28,10 @@ TEST(Comm, OfOneRank) {
 
 TEST(Comm, PackedValuesComeBack) {
   Packed p;
-  p.put(1.5), p.put_all(std::string("text")), p.put_all(std::vector<int32_t>{1, 2, 3}), p.put_all(std::string());
+  p.put(1.5);
+  p.put_all(std::string("text"));
+  p.put_all(std::vector<int32_t>{1, 2, 3});
+  p.put_all(std::string());
   Packed q(p.bytes());
   EXPECT_EQ(q.take<double>(), 1.5);
   EXPECT_EQ(q.take_all<std::string>(), "text");

@@ -520,8 +520,10 @@ TEST(Config, RealConfigFiles) {
         if (s["name"] == name && (file == prefix + ".config.json" || file == prefix + "-resaved-4.55.config.json")) {
           json expected = to_json(config_of_shape(s)), found = to_json(c);
           // fine-tunes of the same shape differ in these
-          for (const char* key : {"eos_token_id", "bos_token_id", "pad_token_id", "max_position_embeddings"})
-            expected.erase(key), found.erase(key);
+          for (const char* key : {"eos_token_id", "bos_token_id", "pad_token_id", "max_position_embeddings"}) {
+            expected.erase(key);
+            found.erase(key);
+          }
           EXPECT_EQ(found, expected) << file;
           compared++;
         }

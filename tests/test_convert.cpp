@@ -143,7 +143,10 @@ TEST_F(Llama2c, RotaryRowsTurnTheSameWay) {
     const auto q0 = turned(from_file(253, 12), head, 9, false), k0 = turned(from_file(445, 4), 0, 2, false);
     const auto q1 = turned(t.at("model.layers.1.self_attn.q_proj.weight"), head, 9, true);
     const auto k1 = turned(t.at("model.layers.1.self_attn.k_proj.weight"), 0, 2, true);
-    for (int d = 0; d < 4; d++) file += q0[d] * k0[d], ours += q1[d] * k1[d];
+    for (int d = 0; d < 4; d++) {
+      file += q0[d] * k0[d];
+      ours += q1[d] * k1[d];
+    }
     EXPECT_NEAR(file, ours, 1e-9 * std::abs(file));
     EXPECT_GT(std::abs(file), 1e-3);
   }

@@ -17,7 +17,8 @@ using Keys = RolloutCorrectionKeys;
 
 Keys weighted(RolloutIs form, RatioLevel level = RatioLevel::token) {
   Keys k;
-  k.rollout_is = form, k.rollout_is_level = level;
+  k.rollout_is = form;
+  k.rollout_is_level = level;
   return k;
 }
 
@@ -62,18 +63,21 @@ TEST(Corrections, TokenWeights) {
 TEST(Corrections, TokensOutsideTheThresholdsAreMasked) {
   const auto d = logs(kXi);
   Keys mask = weighted(RolloutIs::none);
-  mask.rollout_rs = RolloutRs::token, mask.rollout_rs_threshold = {0.5, 1.5};
+  mask.rollout_rs = RolloutRs::token;
+  mask.rollout_rs_threshold = {0.5, 1.5};
   EXPECT_TRUE(corrects(mask));
   EXPECT_TRUE(accepts(mask, d));
   expect_near(xi_weights(mask, d), {1, 0, 1, 1, 0, 0, 0});
   mask.rollout_is = RolloutIs::tis;
   expect_near(xi_weights(mask, d), {1, 0, 0.6, 1.4, 0, 0, 0});
-  mask.rollout_is = RolloutIs::paper, mask.rollout_is_level = RatioLevel::geometric;
+  mask.rollout_is = RolloutIs::paper;
+  mask.rollout_is_level = RatioLevel::geometric;
   const double mean = raw_weights(RatioLevel::geometric, d)[0];
   expect_near(xi_weights(mask, d), {mean, 0, mean, mean, 0, 0, 0});
 
   mask = weighted(RolloutIs::none);
-  mask.rollout_rs = RolloutRs::token, mask.rollout_rs_threshold = {0.5, 1.5};
+  mask.rollout_rs = RolloutRs::token;
+  mask.rollout_rs_threshold = {0.5, 1.5};
   std::vector<Trajectory> samples = {sample(d)};
   judge(mask, samples);
   set_corrections(mask, samples);
@@ -122,7 +126,8 @@ TEST(Corrections, GoldenRatios) {
     };
     near(whole(weighted(RolloutIs::paper, RatioLevel::geometric)), "geo_mean");
     Keys keep;
-    keep.rollout_rs = RolloutRs::geometric, keep.rollout_rs_threshold = {0.999, 1.002};
+    keep.rollout_rs = RolloutRs::geometric;
+    keep.rollout_rs_threshold = {0.999, 1.002};
     EXPECT_EQ(accepts(keep, d), c.at("seq_mask_tis_keep_0999_1002").get<bool>());
     Keys veto;
     veto.veto = 1e-4;
@@ -219,7 +224,8 @@ TEST(Corrections, DenominatorsOfRejectedResponses) {
     k.veto = 1e-4;
     judge(k, s);
     ActorKeys c;
-    c.loss_agg_mode = mode, c.loss_denominator = denominator;
+    c.loss_agg_mode = mode;
+    c.loss_denominator = denominator;
     const Update u = make_update(c, 512, s, std::vector<TokenPlan>{full_plan(2), full_plan(6)});
     double loss = 0;
     const std::vector<int64_t> offsets = loss_row_offsets(u.groups);
@@ -292,7 +298,8 @@ TEST(Corrections, GroupStatisticsOverTheAccepted) {
                                trajectory(1, 2, 1), trajectory(1, 2, 0), trajectory(2, 2, 0), trajectory(2, 2, 0)};
   drop_groups_without_signal(s);
   for (const Trajectory& t : s) EXPECT_EQ(t.filtered, t.group == 2);
-  s[2].ruling = Ruling::rejected, s[5].ruling = Ruling::rejected;
+  s[2].ruling = Ruling::rejected;
+  s[5].ruling = Ruling::rejected;
   set_advantages(keys, s);
   EXPECT_DOUBLE_EQ(s[0].advantage, 1 / 3.0);
   EXPECT_DOUBLE_EQ(s[1].advantage, -2 / 3.0);
@@ -342,13 +349,16 @@ TEST(MismatchMetrics, AreVerlsOnAnExample) {
 // verl's compute_is_metrics on two responses of two tokens: it sees all of them, before anything is capped or rejected.
 TEST(MismatchMetrics, WeightsUnderVerlsNamesAreVerls) {
   Keys keys;
-  keys.rollout_is = RolloutIs::tis, keys.rollout_is_threshold = 2, keys.veto = 0.2;
+  keys.rollout_is = RolloutIs::tis;
+  keys.rollout_is_threshold = 2;
+  keys.veto = 0.2;
   std::vector<Trajectory> s = {trajectory(0, 2, 1), trajectory(0, 2, 0)};
   const auto set = [](Trajectory& t, double first, double second) {
     t.logprob = {-1, -1};
     t.old_logprob = std::vector{static_cast<float>(std::log(first) - 1), static_cast<float>(std::log(second) - 1)};
   };
-  set(s[0], 4, 1), set(s[1], 0.1, 1.5);
+  set(s[0], 4, 1);
+  set(s[1], 0.1, 1.5);
   judge(keys, s);
   set_corrections(keys, s);
   Metrics m;
@@ -373,11 +383,18 @@ TEST(MismatchMetrics, TokensSavedBothWays) {
     int64_t slots = 100;
     for (int t = 0; t < n; t++) {
       slots++;
-      s.resident += static_cast<double>(slots), s.dense += 101 + t, s.decode_rows++;
+      s.resident += static_cast<double>(slots);
+      s.dense += 101 + t;
+      s.decode_rows++;
       s.peak_resident = std::max(s.peak_resident, static_cast<double>(slots));
-      if (slots == 640) slots = 512, s.compressions++;
+      if (slots == 640) {
+        slots = 512;
+        s.compressions++;
+      }
     }
-    s.peak_dense = 100 + n, s.read = s.resident, s.peak_pages = 40;
+    s.peak_dense = 100 + n;
+    s.read = s.resident;
+    s.peak_pages = 40;
     Metrics m;
     report_kv(s, 1024, m);
     EXPECT_NEAR(m.get("kv/tokens_saved/mean"), mean, 5e-5);

@@ -89,18 +89,27 @@ TEST(CpuAttention, ScaleIsPositive) {
   for (float scale : {0.0f, -0.5f, NAN, 0.5f}) {
     OpRun r(table_cpu, DType::f32);
     AttnFwd a{};
-    a.q = r.in("q", {1, 1, 3}), a.k = a.pk = r.in("k", {1, 1, 3}), a.v = a.pv = r.in("v", {1, 1, 3});
-    a.o = r.out("o", {1, 1, 3}), a.lse = r.out("lse", {1, 1});
-    a.segments = r.index("segments", {1, 4}, {0, 1, 0, 0}), a.pairs = 1, a.scale = scale;
+    a.q = r.in("q", {1, 1, 3});
+    a.k = a.pk = r.in("k", {1, 1, 3});
+    a.v = a.pv = r.in("v", {1, 1, 3});
+    a.o = r.out("o", {1, 1, 3});
+    a.lse = r.out("lse", {1, 1});
+    a.segments = r.index("segments", {1, 4}, {0, 1, 0, 0});
+    a.pairs = 1;
+    a.scale = scale;
     if (scale > 0)
       EXPECT_NO_THROW(r.call(&Table::attn_fwd, a));
     else
       EXPECT_THROW(r.call(&Table::attn_fwd, a), std::logic_error) << scale;
     AttnPaged p{};
-    p.q = r.in("queries", {1, 1, 3}), p.o = r.out("o of pages", {1, 1, 3});
-    p.k_pages = r.in("k_pages", {1, 1, 3, 16}), p.v_pages = r.in("v_pages", {1, 1, 16, 3});
-    p.page_table = r.index("page_table", {1, 1}, {0}), p.queries = r.index("entries", {1, 4}, {0, 1, 1, 0});
-    p.pairs = p.slots = 1, p.scale = scale;
+    p.q = r.in("queries", {1, 1, 3});
+    p.o = r.out("o of pages", {1, 1, 3});
+    p.k_pages = r.in("k_pages", {1, 1, 3, 16});
+    p.v_pages = r.in("v_pages", {1, 1, 16, 3});
+    p.page_table = r.index("page_table", {1, 1}, {0});
+    p.queries = r.index("entries", {1, 4}, {0, 1, 1, 0});
+    p.pairs = p.slots = 1;
+    p.scale = scale;
     if (scale > 0)
       EXPECT_NO_THROW(r.call(&Table::attn_paged, p));
     else

@@ -50,7 +50,8 @@ std::vector<int64_t> visible(const Case& c, const SegmentRow& g, int64_t i, int6
 cases::Layout layout(const Case& c) {
   cases::Layout l{.segments = c.segments, .rows = c.rows, .parent_rows = c.parent_rows, .lists = c.lists};
   if (!c.block) return l;
-  l.budget.assign(c.rows, -1), l.blocks.assign(c.rows * c.kv_heads * c.budget, -1);
+  l.budget.assign(c.rows, -1);
+  l.blocks.assign(c.rows * c.kv_heads * c.budget, -1);
   for (const SegmentRow& g : c.segments)
     for (int64_t row = g.row; row < g.row + g.len; row++) {
       const int64_t total = g.parent_len + row - g.row + 1;
@@ -119,7 +120,8 @@ std::map<std::string, std::vector<double>> allowed_errors(Call& ref, const Case&
           double q_k = 0, do_v = 0, do_o = 0;
           for (int64_t d = 0; d < c.d; d++) {
             q_k += q.get(at_q + d) * k.get(at_k + d);
-            do_v += d_o.get(at_q + d) * v.get(at_k + d), do_o += d_o.get(at_q + d) * o.get(at_q + d);
+            do_v += d_o.get(at_q + d) * v.get(at_k + d);
+            do_o += d_o.get(at_q + d) * o.get(at_q + d);
           }
           const double p = std::exp2(scale / std::numbers::ln2 * q_k - ref["lse"].get((g.row + i) * c.heads + h));
           const double of_p = p * (u + inner), of_ds = scale * p * (std::fabs(do_v - do_o) * (u + inner) + 2 * inner);
@@ -243,12 +245,17 @@ TEST(CudaAttention, BlockListsAreDenseAttentionOverTheirSlots) {
       if (d == 128 && act == DType::f32) continue;
       const Case dense{110, 2, 2, d, 8, kTree};
       Case everything = dense, some = dense;
-      everything.block = 16, everything.budget = 8, some.block = 4, some.budget = 17;
+      everything.block = 16;
+      everything.budget = 8;
+      some.block = 4;
+      some.budget = 17;
       Call x(table_kernels, act), y(table_kernels, act);
-      forward(x, dense), forward(y, everything);
+      forward(x, dense);
+      forward(y, everything);
       for (const char* name : {"o", "lse"}) EXPECT_EQ(x[name].bits(), y[name].bits()) << name;
       Call dx(table_kernels, act), dy(table_kernels, act);
-      backward(dx, dense), backward(dy, everything);
+      backward(dx, dense);
+      backward(dy, everything);
       for (const char* name : {"dq", "dk", "dv"}) EXPECT_EQ(dx[name].bits(), dy[name].bits()) << name;
 
       if (act != DType::f32) continue;
@@ -317,9 +324,11 @@ TEST(CudaAttention, GradientsAreIndependentOfPacking) {
 TEST(CudaAttention, RunsOfRowsWithBlockLists) {
   const Case dense{1100, 2, 1, 24, 0, {{0, 1100, 0, 0}}};
   Case everything = dense;
-  everything.block = 16, everything.budget = 69;
+  everything.block = 16;
+  everything.budget = 69;
   Call x(table_kernels, DType::bf16), y(table_kernels, DType::bf16);
-  backward(x, dense), backward(y, everything);
+  backward(x, dense);
+  backward(y, everything);
   for (const char* name : {"dq", "dk", "dv"}) EXPECT_EQ(x[name].bits(), y[name].bits()) << name;
 }
 
@@ -448,7 +457,8 @@ TEST(CudaAttention, ForwardWritesToAnyElement) {
   Call t(table_kernels, DType::bf16);
   AttnFwd a = forward_arguments(t, c);
   a.o = t.act_out("o", {c.rows + 1, c.heads, c.d});
-  a.o.shape[0]--, a.o.data = static_cast<char*>(a.o.data) + 2;
+  a.o.shape[0]--;
+  a.o.data = static_cast<char*>(a.o.data) + 2;
   table_kernels.attn_fwd(a, {});
   EXPECT_TRUE(t["o"].bits(1, c.rows * c.heads * c.d + 1) + t["lse"].bits() == at_first);
 }
@@ -480,8 +490,13 @@ TEST(CudaAttention, BackwardHasTheSameBitsFromEveryKernel) {
   runs.push_back({1300, 1, 1, 8, 0, {{100, 1200, 0, 100}, {0, 100, 0, 0}}});
   // Lists around a tile of 128, of rows of both batches; no list between them; rows of several lists, or of none.
   Evicted tiles{{0, 4, 2, 128, 0, {}, 132}};
-  tiles.add(65, 0, 0, 127), tiles.add(64, 61, 63, 67), tiles.add(1, 2, 127, 127), tiles.add(70, 0, 0, 0);
-  tiles.add(20, 1, 3, 0), tiles.add(3, 0, 0, 1), tiles.add(131, 124, 199, 0);
+  tiles.add(65, 0, 0, 127);
+  tiles.add(64, 61, 63, 67);
+  tiles.add(1, 2, 127, 127);
+  tiles.add(70, 0, 0, 0);
+  tiles.add(20, 1, 3, 0);
+  tiles.add(3, 0, 0, 1);
+  tiles.add(131, 124, 199, 0);
   tiles.c.rows += 2;  // of no segment
   runs.push_back(tiles.c);
   // A list names rows of a segment that comes after it.
@@ -490,7 +505,9 @@ TEST(CudaAttention, BackwardHasTheSameBitsFromEveryKernel) {
   for (int32_t i = 0; i < 70; i++) many.add(1 + i % 3, i % 31 ? 0 : i / 5, std::max(1, i), i % 9 ? 0 : 6);
   runs.push_back(many.c);
   Evicted late{{0, 3, 1, 72, 0, {}, 31}};  // runs of 1024 rows
-  late.add(7, 0, 0, 30), late.add(1030, 7, 7, 22), late.add(5, 113, 1033, 9);
+  late.add(7, 0, 0, 30);
+  late.add(1030, 7, 7, 22);
+  late.add(5, 113, 1033, 9);
   runs.push_back(late.c);
   expect_the_same_bits(backward_bits, runs);
   for (const Case& c : {tiles.c, many.c})
@@ -532,9 +549,12 @@ TEST(CudaAttention, NeighboursThatAreNotFiniteChangeNothing) {
               ASSERT_TRUE(std::isfinite(t[name].get(i))) << name << "[" << i << "]";
             });
         };
-        spoil(f, {"q", "k", "v"}), spoil(b, {"q", "k", "v", "do", "o", "lse"});
-        table_kernels.attn_fwd(forward, {}), table_kernels.attn_bwd(backward, {});
-        take(f, {"o", "lse"}), take(b, {"dq", "dk", "dv"});
+        spoil(f, {"q", "k", "v"});
+        spoil(b, {"q", "k", "v", "do", "o", "lse"});
+        table_kernels.attn_fwd(forward, {});
+        table_kernels.attn_bwd(backward, {});
+        take(f, {"o", "lse"});
+        take(b, {"dq", "dk", "dv"});
       }
       EXPECT_TRUE(bits[0] == bits[1]) << "head dim " << d;
     }
@@ -558,7 +578,10 @@ TEST(CudaAttention, UnsupportedArgumentsAreNamed) {
   EXPECT_EQ(refusal(DType::bf16,
                     [](Call& t) {
                       AttnBwd a = backward_arguments(t, {3, 1, 1, 8, 0, {{0, 3, 0, 0}}});
-                      a.pk = a.k.rows(1, 2), a.pv = a.v.rows(1, 2), a.dpk = a.dk.rows(1, 2), a.dpv = a.dv.rows(1, 2);
+                      a.pk = a.k.rows(1, 2);
+                      a.pv = a.v.rows(1, 2);
+                      a.dpk = a.dk.rows(1, 2);
+                      a.dpv = a.dv.rows(1, 2);
                       t.table.attn_bwd(a, {});
                     }),
             "attn_bwd: dpk and dpv overlap dk and dv, but are not the same");

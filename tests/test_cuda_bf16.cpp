@@ -57,11 +57,17 @@ TEST(CudaBf16, Logprob) {
 
 LogitsLoss logits_loss(Call& t, const LossSpec& spec) {
   LogitsLoss a{};
-  a.logprob = t.stat_out("logprob", {3}), a.entropy = t.stat_out("entropy", {3});
-  a.loss = t.stat_out("loss", {3}), a.kl = t.stat_out("kl", {3}), a.clipped = t.index("clipped", {3}, {});
-  a.logits = t.act("logits", {3, 131}), a.target = t.index("target", {3}, {130, 0, 64});
-  a.weight = t.stat("weight", {3}), a.kl_weight = t.stat("kl_weight", {3});
-  a.advantage = t.stat("advantage", {3}), a.old_logprob = t.stat("old_logprob", {3});
+  a.logprob = t.stat_out("logprob", {3});
+  a.entropy = t.stat_out("entropy", {3});
+  a.loss = t.stat_out("loss", {3});
+  a.kl = t.stat_out("kl", {3});
+  a.clipped = t.index("clipped", {3}, {});
+  a.logits = t.act("logits", {3, 131});
+  a.target = t.index("target", {3}, {130, 0, 64});
+  a.weight = t.stat("weight", {3});
+  a.kl_weight = t.stat("kl_weight", {3});
+  a.advantage = t.stat("advantage", {3});
+  a.old_logprob = t.stat("old_logprob", {3});
   for (int i = 0; i < 3; i++) t["old_logprob"].set(i, -5.5 - i);  // the log-probs lie there
   if (spec.policy == PolicyLoss::gspo) a.log_ratio = t.stat("log_ratio", {3});
   if (spec.kl == KlLoss::k3) a.ref_logprob = t.stat("ref_logprob", {3});
@@ -285,7 +291,8 @@ TEST(CudaBf16, PartsOfLinearLayersAreSumsOfTheirOwn) {
       table_kernels.linear_fwd({t.act_out("y", {n, width}), act("x", n, depth), ones("w", width, depth), {}, {}}, {});
       table_kernels.linear_bwd_input(
           {t.act_out("dx", {n, width}), act("dy", n, depth), ones("wT", depth, width), false}, {});
-      expect_everywhere(t, "y", sum(part, depth)), expect_everywhere(t, "dx", sum(part, depth));
+      expect_everywhere(t, "y", sum(part, depth));
+      expect_everywhere(t, "dx", sum(part, depth));
     }
   // dw loses what it holds to the first part, as the parts are added to it one by one.
   for (const auto& [side, gap] : {std::pair<int64_t, int64_t>{72, 0}, {9, 0}, {9, 1}}) {
@@ -551,7 +558,10 @@ TEST(CudaBf16, LinearHasTheSameBitsFromEveryKernel) {
                                   {1100, 2056, 1536},
                                   {1100, 1536, 2056}})
       same_bits(n, i, o, 0);
-  in_all_orders([&] { same_bits(129, 136, 264, 0), same_bits(70, 2120, 24, 0); });
+  in_all_orders([&] {
+    same_bits(129, 136, 264, 0);
+    same_bits(70, 2120, 24, 0);
+  });
   ask_for(TensorKernel::choose);
 }
 
@@ -628,8 +638,14 @@ TEST(CudaBf16, WeightGradientHasTheSameBitsFromEveryKernel) {
                                              {4100, 66, 67, 0, 0}})  // two parts
     same_bits(n, i, o, gap, offset);
   same_bits(65, 72, 136, 0, 0, 0x1p-64);  // subnormal sums, and what they are added to
-  if (table_kernels.probe) same_bits(20, 192, 8576, 0, 0), same_bits(100, 2048, 8576, 8, 1);
-  in_all_orders([&] { same_bits(300, 72, 136, 0, 0), same_bits(20, 71, 66, 0, 0); });
+  if (table_kernels.probe) {
+    same_bits(20, 192, 8576, 0, 0);
+    same_bits(100, 2048, 8576, 8, 1);
+  }
+  in_all_orders([&] {
+    same_bits(300, 72, 136, 0, 0);
+    same_bits(20, 71, 66, 0, 0);
+  });
   ask_for(TensorKernel::choose);
 }
 
@@ -661,9 +677,15 @@ TEST(CudaBf16, TheSamplersLogprobIsTheLearners) {
     table_kernels.logprob({t.stat_out("logprob", {n}), t.stat_out("entropy", {n}), logits, target, temperature}, {});
     EXPECT_EQ(t["logprob"].bits(), sampled);
     LogitsLoss loss{};
-    loss.logprob = t.stat_out("in_loss", {n}), loss.entropy = t.stat_out("h", {n}), loss.loss = t.stat_out("loss", {n});
-    loss.kl = t.stat_out("kl", {n}), loss.clipped = t.index("clipped", {n}, {}), loss.logits = logits;
-    loss.target = target, loss.weight = t.stat("weight", {n}), loss.kl_weight = t.stat("kl_weight", {n});
+    loss.logprob = t.stat_out("in_loss", {n});
+    loss.entropy = t.stat_out("h", {n});
+    loss.loss = t.stat_out("loss", {n});
+    loss.kl = t.stat_out("kl", {n});
+    loss.clipped = t.index("clipped", {n}, {});
+    loss.logits = logits;
+    loss.target = target;
+    loss.weight = t.stat("weight", {n});
+    loss.kl_weight = t.stat("kl_weight", {n});
     loss.spec.temperature = temperature;
     table_kernels.logits_loss(loss, {});
     EXPECT_EQ(t["in_loss"].bits(), sampled);

@@ -24,13 +24,16 @@ TEST(CudaBlocks, TiesAreChosenAsRefDoes) {
       std::vector<int32_t> table(45, -1);
       for (int32_t i = 0; i < 15; i++) table[15 + i] = 2 * i;
       for (int32_t i = 0; i < 11; i++) table[30 + i] = 2 * i + 1;
-      table[0] = 25, table[1] = 30, table[2] = 27;
+      table[0] = 25;
+      table[1] = 30;
+      table[2] = 27;
       int64_t scored = 0;
       for (size_t e : {0, 2}) scored += blocks_of(queries[e * 4 + 2], block) - 3;
       check(
           [&](Call& t) {
             const Tensor k = t.act("k_pages", {pages, 2, d, 16}), q = t.act("q", {4, 4, d}, 3);
-            make_whole(t["k_pages"], "k", 1), make_whole(t["q"], "q", 1);
+            make_whole(t["k_pages"], "k", 1);
+            make_whole(t["q"], "q", 1);
             const Tensor page_table = t.index("table", {3, 15}, table), entries = t.index("queries", {3, 4}, queries);
             const Tensor summary = t.act_out("summary", {pages, 2, rows, d});
             t.table.kv_block_summary(

@@ -60,10 +60,19 @@ TEST(CudaEmu, AdamWWithAMaster) {
     const Tensor v = t.stat("v", {37});
     for (int64_t i = 0; i < 37; i++) t["v"].set(i, t["v"].get(i) * t["v"].get(i));
     AdamW a{};
-    a.p = t.act_out("p", {37}), a.m = t.stat("m", {37}), a.v = v, a.master = t.stat("master", {37});
-    a.grad = t.stat("grad", {37}), a.norm = t.stat("norm", {1});
-    a.max_norm = 0.5f, a.weight_decay = 0.1f, a.step = 3;
-    a.lr = 1e-2f, a.beta1 = 0.9f, a.beta2 = 0.999f, a.eps = 1e-8f;
+    a.p = t.act_out("p", {37});
+    a.m = t.stat("m", {37});
+    a.v = v;
+    a.master = t.stat("master", {37});
+    a.grad = t.stat("grad", {37});
+    a.norm = t.stat("norm", {1});
+    a.max_norm = 0.5f;
+    a.weight_decay = 0.1f;
+    a.step = 3;
+    a.lr = 1e-2f;
+    a.beta1 = 0.9f;
+    a.beta2 = 0.999f;
+    a.eps = 1e-8f;
     t["norm"].set(0, 2);
     t.table.adamw(a, {});
   });
@@ -86,7 +95,8 @@ TEST(CudaEmu, AdamWHasTheBitsOfTheCpu) {
     t["norm"].set(0, 2);
     for (int64_t i = 0; i < grad.size(); i++) {
       const double x = t["grad"].get((i + 1) % grad.size());
-      m.set(i, x / 4), v.set(i, x * x / 16);
+      m.set(i, x / 4);
+      v.set(i, x * x / 16);
     }
     const char* name = with_master ? "p" : "master";  // what moves begins with the same values
     AdamW a{.p = s.outputs ? t.weight(name, s.outputs, s.inputs).packed : t.act(name, shape),
@@ -194,7 +204,8 @@ TEST(CudaEmu, Swiglu) {
   for (int64_t f : {1, 7, 8, 63, 130, 2056})
     check([&](Call& t) {
       const Tensor gate_up = t.act("gate_up", {3, 2 * f});
-      t["gate_up"].set(0, 200), t["gate_up"].set(2 * f, -200);  // exp overflows; silu(-200) is 0
+      t["gate_up"].set(0, 200);
+      t["gate_up"].set(2 * f, -200);  // exp overflows; silu(-200) is 0
       t.table.swiglu_fwd({t.act_out("y", {3, f}), gate_up}, {});
       t.table.swiglu_bwd({t.act_out("dgate_up", {3, 2 * f}), t.act("dy", {3, f}), gate_up}, {});
       t.table.swiglu_bwd({gate_up, t.act("dy", {3, f}), gate_up}, {});  // in place
@@ -261,8 +272,10 @@ TEST(CudaEmu, AttentionRowsAreIndependentOfPacking) {
         const int64_t width = packed[name].size() / n;
         for (int64_t i = 0; i < count * width; i++) packed[name].set(to * width + i, alone[name].get(from * width + i));
       };
-      for (const char* name : {"q", "k", "v"})  // own rows first, then the other segment, then the parent
-        copy(name, parent, 0, len - parent), copy(name, 0, len - parent + other, parent);
+      for (const char* name : {"q", "k", "v"}) {  // own rows first, then the other segment, then the parent
+        copy(name, parent, 0, len - parent);
+        copy(name, 0, len - parent + other, parent);
+      }
       const std::vector<int32_t> rows{len - parent,
                                       other,
                                       0,

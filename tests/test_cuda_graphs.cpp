@@ -19,7 +19,8 @@ Outcome generate(const KvSpec& spec, Sampling sampling, DType dtype, const Way& 
       {{3, 5, 7, 11, 13, 2, 9}, {1, 2, 3}, 23}, {{1}, {4}, 18}, {{8, 8, 6}, {5, 6}, 9}, {{4, 4}, {7, 8}, 1}};
   Generator g(table_kernels, tiny_config("qwen3", false),
               {.max_sequences = 4, .max_batched_tokens = 21, .max_context = 60, .kv = spec, .lookahead = 8}, dtype);
-  g.device.graphs = way.graphs, g.device.check_nan = way.check_nan;
+  g.device.graphs = way.graphs;
+  g.device.check_nan = way.check_nan;
   g.ledger.clear();
   Outcome o;
   for (int i = 0; i < way.steps; i++, sampling.key++) {
@@ -33,9 +34,17 @@ Outcome generate(const KvSpec& spec, Sampling sampling, DType dtype, const Way& 
 
 KvSpec small(KvMethod method) {
   KvSpec s;
-  s.method = method, s.evict.budget = 10, s.evict.buffer = 5, s.window.size = 3, s.streaming_llm.sinks = 2,
+  s.method = method;
+  s.evict.budget = 10;
+  s.evict.buffer = 5;
+  s.window.size = 3;
+  s.streaming_llm.sinks = 2;
   s.window.pooling_kernel = 3;
-  s.blocks.size = 4, s.blocks.count = 3, s.blocks.first = 1, s.blocks.last = 1, s.blocks.dense_layers = 1;
+  s.blocks.size = 4;
+  s.blocks.count = 3;
+  s.blocks.first = 1;
+  s.blocks.last = 1;
+  s.blocks.dense_layers = 1;
   return s;
 }
 

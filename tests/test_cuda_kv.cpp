@@ -19,14 +19,16 @@ using namespace kernel;
 // In f32 the bits of `cpu`.
 void check_f32_bits(const Body& body) {
   Call cpu(table_cpu, DType::f32), f32(table_kernels, DType::f32);
-  body(cpu), body(f32);
+  body(cpu);
+  body(f32);
   for (const auto& [name, is] : f32.all()) EXPECT_EQ(is->bits(), cpu[name].bits()) << name;
 }
 // And in bf16 those of f32, activations rounded.
 void check_bits(const Body& body) {
   check_f32_bits(body);
   Call f32(table_kernels, DType::f32), bf16(table_kernels, DType::bf16);
-  body(f32), body(bf16);
+  body(f32);
+  body(bf16);
   for (const auto& [name, is] : f32.all()) {
     if (is->tensor().dtype == bf16[name].tensor().dtype) {
       EXPECT_EQ(is->bits(), bf16[name].bits()) << name << " of bf16 pages";
@@ -188,7 +190,9 @@ TEST(CudaKv, CompressionsAreIndependent) {
       const auto windows = arguments<KvWindowScores>(t, "kv_window_scores", size + ",H=4,window=6", layout);
       const auto redundancy = arguments<KvRedundancy>(r, "kv_redundancy", size, layout);
       const auto compact = arguments<KvCompact>(c, "kv_compact", size + ",fresh=0,mass=1", layout);
-      place(t, {"k_pages"}), place(r, {"k_pages"}), place(c, {"k_pages", "v_pages"});
+      place(t, {"k_pages"});
+      place(r, {"k_pages"});
+      place(c, {"k_pages", "v_pages"});
       const int64_t most = windows.score.shape[2];
       for (int64_t h = 0; h < K; h++)
         for (int32_t s = 0; s < one.slots; s++) r["score"].set(h * most + s, std::sin(h * 1000 + s));

@@ -64,7 +64,8 @@ TEST_F(Together, ServesGridsThatDiffer) {
   device.upload({pairs, copies.data()});
   for (const int64_t n : {1, 2}) {
     Tensor k = vector(pages), v = vector(pages);
-    k = make_tensor(k.data, DType::f32, {4, 1, 1, 16}), v = make_tensor(v.data, DType::f32, {4, 1, 16, 1});
+    k = make_tensor(k.data, DType::f32, {4, 1, 1, 16});
+    v = make_tensor(v.data, DType::f32, {4, 1, 16, 1});
     EXPECT_TRUE(device.together([&] { device.kv_copy_pages({k, v, pairs.rows(0, n)}); }));
     const std::vector<float> copied = read(k.flat());
     EXPECT_EQ(copied[2 * 16], 0);
@@ -111,13 +112,18 @@ TEST_F(Together, ServesSharedMemoryOfSeveralSizes) {
   };
   const AttnFwd wide = attend(172), narrow = attend(144);
   device.graphs = false;
-  device.attn_fwd(wide), device.attn_fwd(narrow);
+  device.attn_fwd(wide);
+  device.attn_fwd(narrow);
   const std::vector<float> a = read(wide.o.flat()), b = read(narrow.o.flat());
   device.graphs = true;
   for (const auto& order : {std::array{&wide, &narrow}, std::array{&narrow, &wide}}) {
-    device.zero({wide.o}), device.zero({narrow.o});
+    device.zero({wide.o});
+    device.zero({narrow.o});
     device.wait();
-    EXPECT_TRUE(device.together([&] { device.attn_fwd(*order[0]), device.attn_fwd(*order[1]); }));
+    EXPECT_TRUE(device.together([&] {
+      device.attn_fwd(*order[0]);
+      device.attn_fwd(*order[1]);
+    }));
     EXPECT_EQ(read(wide.o.flat()), a);
     EXPECT_EQ(read(narrow.o.flat()), b);
   }

@@ -63,7 +63,8 @@ void range_end() { ranges.push_back("end"); }
 
 TEST(Device, RangesNestForAProfiler) {
   Table table = table_ref;
-  table.range_begin = range_begin, table.range_end = range_end;
+  table.range_begin = range_begin;
+  table.range_end = range_end;
   ranges.clear();
   Device device(table);
   Layer layer;
@@ -189,7 +190,8 @@ TEST(Device, NanCheckReadsF64) {
 TEST(NullTable, DoesNothingAndCostsTheSame) {
   Device real(table_ref), null(table_null);
   Ledger a, b;
-  real.ledger = &a, null.ledger = &b;
+  real.ledger = &a;
+  null.ledger = &b;
   null.check_nan = true;  // there is nothing to check
   EXPECT_TRUE(null.planning());
   Layer computed, planned;

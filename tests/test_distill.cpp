@@ -57,10 +57,12 @@ TEST(Distill, TheSamplerIsTheSparseLearner) {
 // What makes the test above one: neither the dense learner nor the sparse one without adapters agrees.
 TEST(Distill, OtherLearnersDisagree) {
   TrainingRun run(distill_run());
-  run.step(), run.step();
+  run.step();
+  run.step();
   const Weights before(run);
   run.step();
-  run.session.model->set_parameters(before.theta), run.session.adapters->set_parameters(before.phi);
+  run.session.model->set_parameters(before.theta);
+  run.session.adapters->set_parameters(before.phi);
   const auto differ = [&](const Model& model, const LearnerOptions& options) {
     const std::vector<Trajectory>& samples = run.trainer->samples();
     const TokenOuts out = Learner::logprobs(model, run.session.activations, response_groups(samples), 1, options);
@@ -195,7 +197,8 @@ TEST(Distill, TheStudentTakesWhatTheTeacherRejects) {
   int64_t rejected = 0, tokens = 0, kept = 0;
   for (const Trajectory& s : samples) {
     rejected += s.ruling == Ruling::rejected;
-    tokens += std::ssize(s.tokens), kept += s.dropped() ? 0 : std::ssize(s.tokens);
+    tokens += std::ssize(s.tokens);
+    kept += s.dropped() ? 0 : std::ssize(s.tokens);
   }
   ASSERT_GT(rejected, 0);
   ASSERT_GT(kept, 0);
@@ -204,7 +207,8 @@ TEST(Distill, TheStudentTakesWhatTheTeacherRejects) {
 
   // T of all of them is the dense policy's before the step, whether A trained on a sample or not.
   Session& s = run.session;
-  s.model->set_parameters(before.theta), s.adapters->set_parameters(before.phi);
+  s.model->set_parameters(before.theta);
+  s.adapters->set_parameters(before.phi);
   std::vector<TokenPlan> plans;
   for (const Trajectory& t : samples) plans.push_back(full_plan(std::ssize(t.tokens)));
   const auto logprobs = [&](const std::vector<Group>& groups) {
@@ -258,7 +262,8 @@ TEST(Distill, GradientsAreThoseOfTheLoss) {
   const TokenOuts dense = Learner::logprobs(w.model, w.activations, groups, 1, {}),
                   own = Learner::logprobs(sparse, w.activations, groups, 1, {.blocks = reads});
   TokenTerms terms = random_terms(groups);
-  terms.ref_logprob = dense.logprob, terms.old_logprob = own.logprob;
+  terms.ref_logprob = dense.logprob;
+  terms.old_logprob = own.logprob;
   ActorKeys actor;
   actor.clip_ratio_low = actor.clip_ratio_high = 50;
   for (const DistillKl type : {DistillKl::k2, DistillKl::k3, DistillKl::exact_reverse, DistillKl::exact_forward}) {
@@ -297,17 +302,24 @@ TEST(Distill, AStepIsThatOfTorchAndPeft) {
                                cat("rollout.kv.blocks.dense_layers=", h["dense_layers"])});
   ActorKeys& actor = config.actor;
   actor.optim.betas = h["betas"].get<std::vector<double>>();
-  actor.optim.eps = h["eps"], actor.optim.weight_decay = h["weight_decay"], actor.grad_clip = h["grad_clip"];
+  actor.optim.eps = h["eps"];
+  actor.optim.weight_decay = h["weight_decay"];
+  actor.grad_clip = h["grad_clip"];
   RolloutCorrectionKeys correction;
-  correction.veto = h["veto"], correction.rollout_is = RolloutIs::tis, correction.rollout_is_threshold = h["cap"];
+  correction.veto = h["veto"];
+  correction.rollout_is = RolloutIs::tis;
+  correction.rollout_is_threshold = h["cap"];
 
   std::vector<Trajectory> samples;
   std::vector<TokenPlan> plans;
   for (const auto& j : golden["samples"]) {
     Trajectory& s = samples.emplace_back();
-    s.group = j["group"], s.advantage = j["advantage"];
-    s.prompt = j["prompt"].get<std::vector<int32_t>>(), s.tokens = j["tokens"].get<std::vector<int32_t>>();
-    s.logprob = j["sampler"].get<std::vector<float>>(), s.old_logprob = j["dense"].get<std::vector<float>>();
+    s.group = j["group"];
+    s.advantage = j["advantage"];
+    s.prompt = j["prompt"].get<std::vector<int32_t>>();
+    s.tokens = j["tokens"].get<std::vector<int32_t>>();
+    s.logprob = j["sampler"].get<std::vector<float>>();
+    s.old_logprob = j["dense"].get<std::vector<float>>();
     plans.push_back(full_plan(std::ssize(s.tokens)));
   }
   judge(correction, samples);
@@ -325,7 +337,8 @@ TEST(Distill, AStepIsThatOfTorchAndPeft) {
     double apart = 0, norm = 0;
     for (size_t i = 0; i < want.size(); i++) {
       const double got = (double(now[offset + i]) - before[offset + i]) / scale;
-      apart += (got - want[i]) * (got - want[i]), norm += double(want[i]) * want[i];
+      apart += (got - want[i]) * (got - want[i]);
+      norm += double(want[i]) * want[i];
     }
     EXPECT_GT(norm, 0) << name;
     EXPECT_LT(std::sqrt(apart), 1e-3 * std::sqrt(norm)) << name;
@@ -414,7 +427,8 @@ TEST(Distill, NAndNStepsAreTwoN) {
     const Config config = distill_run(keys);
     const Weights whole = trained_both(config, 4);
     TrainingRun half(config);
-    half.step(), half.step();
+    half.step();
+    half.step();
     RunState state;
     state.training = half.trainer->state();
     EXPECT_EQ(state.training.student_updates, 2);
@@ -423,7 +437,8 @@ TEST(Distill, NAndNStepsAreTwoN) {
     TrainingRun resumed(config);
     const RunState found = load_checkpoint(folder, resumed.session, *resumed.trainer);
     EXPECT_EQ(found.training, state.training);
-    resumed.step(), resumed.step();
+    resumed.step();
+    resumed.step();
     EXPECT_TRUE(same_bits(Weights(resumed).theta, whole.theta));
     EXPECT_TRUE(same_bits(Weights(resumed).phi, whole.phi));
     // One flipped bit of the adapters is noticed.
@@ -443,7 +458,8 @@ TEST(Distill, NAndNStepsAreTwoN) {
 TEST(Distill, TheModelIsSavedWithItsSampler) {
   const std::string folder = cat(testing::TempDir(), "pare_distill_model_", getpid());
   TrainingRun run(distill_run());
-  run.step(), run.step();
+  run.step();
+  run.step();
   for (int i = 0; i < 2; i++) save_model(folder, run.session);  // in place of itself too
   const ModelConfig& c = run.session.model_config;
   const Config config = load_config({"model.path=" + folder, "model.lora.adapter_path=" + folder + "/adapter",
@@ -506,7 +522,8 @@ TEST(Distill, TheFrozenModelHasNoGradients) {
 // Validation without blocks is of theta alone.
 TEST(Distill, DenseValidationIsWithoutAdapters) {
   TrainingRun run(distill_run({"rollout.val_kwargs.kv=both", "rollout.val_kwargs.temperature=1"}));
-  run.step(), run.step();
+  run.step();
+  run.step();
   std::vector<Request> requests = {{{5, 6, 7, 8, 9, 10, 11, 12, 13}, {1, 2}, 30}};
   const auto draw = [&](const Model& model, const Model* dense, bool as_dense) {
     Arena kv("kv", host_memory);

@@ -114,7 +114,10 @@ RolloutLimits with(const KvSpec& spec) {
 KvSpec small_budget(KvMethod method) {
   KvSpec s;
   s.method = method;
-  s.evict.budget = 11, s.evict.buffer = 4, s.evict.prompt = KvPrompt::compress, s.window.size = 3;
+  s.evict.budget = 11;
+  s.evict.buffer = 4;
+  s.evict.prompt = KvPrompt::compress;
+  s.window.size = 3;
   return s;
 }
 
@@ -123,7 +126,8 @@ KvSpec small_budget(KvMethod method) {
 TEST(Compressions, WindowsBeginWithTheOldestQuery) {
   static std::map<const void*, int64_t> written;  // row of the ring: when
   static int64_t clock, windows, rotated;
-  written.clear(), clock = windows = rotated = 0;
+  written.clear();
+  clock = windows = rotated = 0;
   Table spy = table_cpu;
   spy.copy_rows = [](const CopyRows& c, Stream s) {
     const auto row = [](const Tensor& t, int64_t i) {

@@ -48,7 +48,8 @@ struct Product {
     const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
       EXPECT_EQ(cublasLtMatmulDescSetAttribute(what, attribute, &value, sizeof value), CUBLAS_STATUS_SUCCESS);
     };
-    set(CUBLASLT_MATMUL_DESC_TRANSA, op_a), set(CUBLASLT_MATMUL_DESC_TRANSB, op_b);
+    set(CUBLASLT_MATMUL_DESC_TRANSA, op_a);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, op_b);
     if (bias) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(memory[4]));
@@ -60,8 +61,10 @@ struct Product {
           cublasLtMatrixLayoutCreate(&l, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), apart),
           CUBLAS_STATUS_SUCCESS);
     };
-    layout(la, op_a == CUBLAS_OP_T, kM, kK, kLd), layout(lb, op_b == CUBLAS_OP_T, kK, kN, kLd);
-    layout(lc, false, kM, kN, c_ld), layout(ld, false, kM, kN, kLd, d_type);
+    layout(la, op_a == CUBLAS_OP_T, kM, kK, kLd);
+    layout(lb, op_b == CUBLAS_OP_T, kK, kN, kLd);
+    layout(lc, false, kM, kN, c_ld);
+    layout(ld, false, kM, kN, kLd, d_type);
     EXPECT_EQ(cublasLtMatmulPreferenceCreate(&preference), CUBLAS_STATUS_SUCCESS);
     EXPECT_EQ(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &promised,
                                                    sizeof promised),
@@ -70,10 +73,12 @@ struct Product {
     int found = 0;
     if (other_columns != kN) {
       cublasLtMatrixLayout_t wide, b_wide;
-      layout(wide, false, kM, other_columns, kLd), layout(b_wide, op_b == CUBLAS_OP_T, kK, other_columns, kLd);
+      layout(wide, false, kM, other_columns, kLd);
+      layout(b_wide, op_b == CUBLAS_OP_T, kK, other_columns, kLd);
       EXPECT_EQ(cublasLtMatmulAlgoGetHeuristic(handle, what, la, b_wide, wide, wide, preference, 1, &result, &found),
                 CUBLAS_STATUS_SUCCESS);
-      cublasLtMatrixLayoutDestroy(wide), cublasLtMatrixLayoutDestroy(b_wide);
+      cublasLtMatrixLayoutDestroy(wide);
+      cublasLtMatrixLayoutDestroy(b_wide);
     } else {
       status = cublasLtMatmulAlgoGetHeuristic(handle, what, la, lb, lc, ld, preference, 1, &result, &found);
     }
@@ -82,7 +87,9 @@ struct Product {
       status = cublasLtMatmul(handle, what, &alpha, reinterpret_cast<char*>(memory[0]) + shift, la, memory[1], lb,
                               &beta, in_place ? to : memory[2], lc, to, ld, &result.algo, nullptr, 0, nullptr);
     EXPECT_EQ(cudaMemcpy(d.data(), to, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
-    cublasLtMatmulDescDestroy(what), cublasLtMatmulPreferenceDestroy(preference), cublasLtDestroy(handle);
+    cublasLtMatmulDescDestroy(what);
+    cublasLtMatmulPreferenceDestroy(preference);
+    cublasLtDestroy(handle);
     for (cublasLtMatrixLayout_t l : {la, lb, lc, ld}) cublasLtMatrixLayoutDestroy(l);
     for (float* p : memory) cudaFree(p);
     return *this;
@@ -96,7 +103,12 @@ TEST(EmuCublasLt, ComputesTheProduct) {
       for (const bool in_place : {false, true})
         for (const bool bias : {false, true}) {
           Product p;
-          p.op_a = op_a, p.op_b = op_b, p.alpha = 2, p.beta = 3, p.bias = bias, p.in_place = in_place;
+          p.op_a = op_a;
+          p.op_b = op_b;
+          p.alpha = 2;
+          p.beta = 3;
+          p.bias = bias;
+          p.in_place = in_place;
           if (in_place) p.d = p.c;
           p.run();
           ASSERT_EQ(p.status, CUBLAS_STATUS_SUCCESS);
@@ -134,11 +146,29 @@ TEST(EmuCublasLt, MistakesAreRefused) {
     return p.run().status;
   };
   EXPECT_EQ(status([](Product&) {}), CUBLAS_STATUS_SUCCESS);
-  EXPECT_EQ(status([](Product& p) { p.in_place = true, p.c_ld = 8; }), CUBLAS_STATUS_INVALID_VALUE);
-  EXPECT_EQ(status([](Product& p) { p.c_ld = 8, p.in_place = false; }), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(status([](Product& p) {
+              p.in_place = true;
+              p.c_ld = 8;
+            }),
+            CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(status([](Product& p) {
+              p.c_ld = 8;
+              p.in_place = false;
+            }),
+            CUBLAS_STATUS_SUCCESS);
   EXPECT_EQ(status([](Product& p) { p.shift = 4; }), CUBLAS_STATUS_SUCCESS);
-  EXPECT_EQ(status([](Product& p) { p.shift = 4, p.promised = 8; }), CUBLAS_STATUS_INVALID_VALUE) << "alignment";
-  EXPECT_EQ(status([](Product& p) { p.shift = 2, p.promised = 2; }), CUBLAS_STATUS_INVALID_VALUE) << "of an element";
+  EXPECT_EQ(status([](Product& p) {
+              p.shift = 4;
+              p.promised = 8;
+            }),
+            CUBLAS_STATUS_INVALID_VALUE)
+      << "alignment";
+  EXPECT_EQ(status([](Product& p) {
+              p.shift = 2;
+              p.promised = 2;
+            }),
+            CUBLAS_STATUS_INVALID_VALUE)
+      << "of an element";
   EXPECT_EQ(status([](Product& p) { p.shift = Product::kLd * Product::kLd * 4 - 8; }), CUBLAS_STATUS_INVALID_VALUE)
       << "over the end of an allocation";
   EXPECT_EQ(status([](Product& p) { p.other_columns = 6; }), CUBLAS_STATUS_INVALID_VALUE) << "another's algorithm";

@@ -77,10 +77,14 @@ class OnTheHost {
     const Tensor bytes = make_tensor(t.data, DType::u8, {span * static_cast<int64_t>(dtype_size(t.dtype))});
     Tensor here = t;
     for (Copy& c : copies_)
-      if (c.device.data == t.data) return here.data = c.host.data(), here;
+      if (c.device.data == t.data) {
+        here.data = c.host.data();
+        return here;
+      }
     Copy& c = copies_.emplace_back(Copy{bytes, std::vector<char>(bytes.bytes())});
     table_emu.download({c.host.data(), bytes}, stream_);
-    return here.data = c.host.data(), here;
+    here.data = c.host.data();
+    return here;
   }
 
  private:
@@ -111,7 +115,10 @@ const Table emu_with_norms_of_cpu = [] {
   };
   t.kv_write = [](const KvWrite& a, Stream s) {
     KvWrite write = a;
-    if (a.rotation.norm_rope.y) emu_with_norms_of_cpu.qk_norm_rope_fwd(a.rotation.norm_rope, s), write.rotation = {};
+    if (a.rotation.norm_rope.y) {
+      emu_with_norms_of_cpu.qk_norm_rope_fwd(a.rotation.norm_rope, s);
+      write.rotation = {};
+    }
     table_emu.kv_write(write, s);
   };
   t.qk_norm_rope_bwd = [](const QkNormRopeBwd& a, Stream s) {
@@ -141,9 +148,15 @@ TEST(EmuDevice, TheHostWaitsOnceForThePassesThatAreQueued) {
       {{3, 5, 7, 11, 13, 2, 9}, {1, 2, 3}, 40}, {{1}, {4}, 30}, {{8, 8, 6}, {5, 6}, 9}};
   for (const KvMethod method : {KvMethod::dense, KvMethod::h2o, KvMethod::rkv, KvMethod::quest}) {
     KvSpec spec;
-    spec.method = method, spec.evict.budget = 10, spec.evict.buffer = 5, spec.window.size = 3,
+    spec.method = method;
+    spec.evict.budget = 10;
+    spec.evict.buffer = 5;
+    spec.window.size = 3;
     spec.window.pooling_kernel = 3;
-    spec.blocks.size = 4, spec.blocks.count = 3, spec.blocks.first = 1, spec.blocks.last = 1,
+    spec.blocks.size = 4;
+    spec.blocks.count = 3;
+    spec.blocks.first = 1;
+    spec.blocks.last = 1;
     spec.blocks.dense_layers = 1;
     const auto run = [&](int lookahead, RolloutStats& stats, int64_t& passes, int64_t& waits) {
       Generator g(table_emu, tiny_config("qwen3", false),
@@ -209,7 +222,9 @@ TEST(EmuDevice, ADecodePassIsOneLaunchAndOneUpload) {
         EXPECT_GT(kernels() - linears, 8 * passes);  // one kernel each, and they are not all
         steady += now.copies - before.copies == passes + read;
       }
-      rounds++, before = now, linears = kernels();
+      rounds++;
+      before = now;
+      linears = kernels();
     });
     EXPECT_EQ(rounds, 11);
     EXPECT_EQ(steady, 5);  // pages of 16 slots: in every other round they grow
@@ -412,7 +427,8 @@ TEST(EmuDevice, FastTablesKeepParameters) {
   for (const DType act : {DType::f32, DType::bf16}) {
     const ModelConfig c = tiny_config("qwen2", false);
     World exact(table_emu, c, act), fast(table_emu_fast, c, act);
-    exact.model.set_parameters(tiny_parameters(c, 5)), fast.model.set_parameters(tiny_parameters(c, 5));
+    exact.model.set_parameters(tiny_parameters(c, 5));
+    fast.model.set_parameters(tiny_parameters(c, 5));
     EXPECT_TRUE(same_bits(exact.model.get_parameters(), fast.model.get_parameters()));
   }
 }

@@ -36,9 +36,13 @@ cudaError_t with_reverse(float* out, const float* in, F f) {
   void* args[] = {&out, &in};
   cudaKernelNodeParams p{};
   p.func = const_cast<void*>(cuemu::symbol(reverse<true>));
-  p.gridDim = 1, p.blockDim = kN, p.sharedMemBytes = kN * sizeof(float), p.kernelParams = args;
+  p.gridDim = 1;
+  p.blockDim = kN;
+  p.sharedMemBytes = kN * sizeof(float);
+  p.kernelParams = args;
   const cudaError_t e = f(p);
-  out = nullptr, in = nullptr;
+  out = nullptr;
+  in = nullptr;
   return e;
 }
 
@@ -174,7 +178,10 @@ TEST(EmuGraph, AnEarlyNodeWaitsForTheOneBefore) {
     void* args[] = {&out, &in};
     cudaKernelNodeParams p{};
     p.func = const_cast<void*>(kernel);
-    p.gridDim = 1, p.blockDim = kN, p.sharedMemBytes = kN * sizeof(float), p.kernelParams = args;
+    p.gridDim = 1;
+    p.blockDim = kN;
+    p.sharedMemBytes = kN * sizeof(float);
+    p.kernelParams = args;
     EXPECT_EQ(cudaGraphAddKernelNode(&g.nodes.emplace_back(), g.graph, nullptr, 0, &p), cudaSuccess);
     EXPECT_EQ(cudaGraphAddDependencies(g.graph, &g.nodes[0], &g.nodes[1], &edge, 1), refused);
     if (refused) return cudaSuccess;
@@ -204,7 +211,9 @@ TEST(EmuGraph, AnErrorOfANodeShowsAtTheNextWait) {
   void* args[] = {&out, &in};
   cudaKernelNodeParams p{};
   p.func = const_cast<void*>(cuemu::symbol(barrier_skipped));
-  p.gridDim = 1, p.blockDim = kN, p.kernelParams = args;
+  p.gridDim = 1;
+  p.blockDim = kN;
+  p.kernelParams = args;
   ASSERT_EQ(cudaGraphAddKernelNode(&g.nodes.emplace_back(), g.graph, nullptr, 0, &p), cudaSuccess);
   ASSERT_EQ(g.add(c.p, a.p, g.nodes), cudaSuccess);
   g.instantiate();

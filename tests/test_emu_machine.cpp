@@ -20,7 +20,8 @@ namespace {
 class Opened {
  public:
   explicit Opened(int arch, const std::string& wgmma = "", int code = 90) {
-    cuemu::settings().arch = arch, cuemu::settings().code = code;
+    cuemu::settings().arch = arch;
+    cuemu::settings().code = code;
     wgmma.empty() ? unsetenv("PARE_WGMMA") : setenv("PARE_WGMMA", wgmma.c_str(), 1);
     try {
       table_emu.open(self(), DeviceComm::any);
@@ -107,8 +108,14 @@ TEST(EmuMachine, HeadsThatDoNotFitAreRefusedWhenTheSessionOpens) {
 // The model of `small`, whose rows begin at multiples of 16 bytes; wgmma takes products of more than 64 rows.
 Config run_of_heads(int64_t d, const std::vector<std::string>& more = {}) {
   ModelConfig c = tiny_config("qwen3", true);
-  c.hidden = 64, c.heads = 4, c.head_dim = d, c.ffn = 96, c.vocab = 48;
-  c.bos_id = 1, c.eos_ids = {2}, c.pad_id = 0;
+  c.hidden = 64;
+  c.heads = 4;
+  c.head_dim = d;
+  c.ffn = 96;
+  c.vocab = 48;
+  c.bos_id = 1;
+  c.eos_ids = {2};
+  c.pad_id = 0;
   const std::string path = cat(testing::TempDir(), "pare_heads_", getpid(), ".json");
   std::ofstream(path) << to_json(c);
   std::vector<std::string> all = {"data.train_batch_size=2",

@@ -38,7 +38,10 @@ struct Product {
 // c + the products, in one of the elements.
 float sum(int arch, float c, const std::vector<Product>& products) {
   Operands o;
-  for (const Product& p : products) o.a[3][p.k] = f32_to_bf16(p.a), o.b[5][p.k] = f32_to_bf16(p.b);
+  for (const Product& p : products) {
+    o.a[3][p.k] = f32_to_bf16(p.a);
+    o.b[5][p.k] = f32_to_bf16(p.b);
+  }
   o.d[3][5] = c;
   multiply(o, arch);
   return o.d[3][5];
@@ -106,7 +109,9 @@ TEST(EmuTensorCore, OverflowInfinityAndNan) {
     EXPECT_EQ(bits(sum(arch, -kInf, {{9, kInf, 1}})), kNan);
     EXPECT_EQ(bits(sum(arch, std::bit_cast<float>(0xffc01234u), {})), kNan);
     Operands o;
-    o.a[2][4] = f32_to_bf16(kInf), o.b[1][4] = f32_to_bf16(1), o.a[3][4] = f32_to_bf16(1);
+    o.a[2][4] = f32_to_bf16(kInf);
+    o.b[1][4] = f32_to_bf16(1);
+    o.a[3][4] = f32_to_bf16(1);
     multiply(o, arch);
     EXPECT_EQ(o.d[2][1], kInf);
     EXPECT_EQ(o.d[3][1], 1);           // the rows beside it know nothing
@@ -122,7 +127,8 @@ float plain(float c, const uint16_t* a, const uint16_t* b, int n, int kept) {
   double ieee = c;
   for (int k = 0; k < n; k++) {
     const double x = bf16_to_f32(a[k]), y = bf16_to_f32(b[k]);
-    terms.push_back(x * y), ieee += x * y;
+    terms.push_back(x * y);
+    ieee += x * y;
     if (std::isfinite(x) && std::isfinite(y)) top = std::max(top, exponent(x) + exponent(y));
   }
   if (std::isnan(ieee)) return std::bit_cast<float>(kNan);

@@ -72,7 +72,8 @@ std::vector<std::string> reports(int ranks, const std::function<void(NcclRank&)>
       _exit(written ? 0 : 1);
     }
     close(ends[1]);
-    pipes.push_back(ends[0]), children.push_back(child);
+    pipes.push_back(ends[0]);
+    children.push_back(child);
   }
   std::vector<std::string> all;
   for (int r = 0; r < ranks; r++) {
@@ -97,12 +98,16 @@ TEST(EmuNccl, SendsToAll) {
   expect_none(reports(3, [&](NcclRank& r) {
     const size_t n = 100003;
     float *out[3], *in[3];
-    for (int q = 0; q < 3; q++)
-      out[q] = r.put(std::vector<float>(n, word(r.rank, q))), in[q] = r.put(std::vector<float>(n, -1));
+    for (int q = 0; q < 3; q++) {
+      out[q] = r.put(std::vector<float>(n, word(r.rank, q)));
+      in[q] = r.put(std::vector<float>(n, -1));
+    }
     r.said(ncclGroupStart());
     for (int q = 0; q < 3; q++)
-      if (q != r.rank)
-        r.send(out[q], n - static_cast<size_t>(q), q), r.receive(in[q], n - static_cast<size_t>(r.rank), q);
+      if (q != r.rank) {
+        r.send(out[q], n - static_cast<size_t>(q), q);
+        r.receive(in[q], n - static_cast<size_t>(r.rank), q);
+      }
     r.said(ncclGroupEnd());
     for (int q = 0; q < 3; q++) {
       const std::vector<float> x = r.get(in[q], n);
@@ -191,7 +196,10 @@ TEST(Emu, NcclMismatchShows) {
   const std::string deadlock =
       ", which receives nothing more: each waits for the other to receive, a send and its receive belong in one group";
   expect(2, {first + "0: it sends f32[3] to rank 1" + deadlock, first + "1: it sends f32[3] to rank 0" + deadlock},
-         [&](NcclRank& r, float* p) { r.send(p, 3, 1 - r.rank), r.receive(p + 8, 3, 1 - r.rank); });
+         [&](NcclRank& r, float* p) {
+           r.send(p, 3, 1 - r.rank);
+           r.receive(p + 8, 3, 1 - r.rank);
+         });
   // No rank sends: from the beginning, and later.
   expect(2, {"ncclGroupEnd: rank 1 has left", ""}, [&](NcclRank& r, float* p) {
     if (r.rank == 0) r.receive(p, 3, 1);
@@ -199,13 +207,27 @@ TEST(Emu, NcclMismatchShows) {
   expect(2, {"NCCL: group 2 of rank 0: rank 1 has left, which is expected to send f32[3]", ""},
          [&](NcclRank& r, float* p) {
            pair(
-               r, [&] { r.receive(p, 2, 1), r.receive(p, 3, 1); }, [&] { r.send(p, 2, 0); });
+               r,
+               [&] {
+                 r.receive(p, 2, 1);
+                 r.receive(p, 3, 1);
+               },
+               [&] { r.send(p, 2, 0); });
          });
   // What is right before a mistake arrives, and nothing after it.
   expect(2, {"NCCL: group 2 of rank 0: ", "NCCL: group 2 of rank 1: "}, [&](NcclRank& r, float* p) {
     pair(
-        r, [&] { r.send(p, 3, 1), r.send(p, 2, 1), r.send(p, 1, 1); },
-        [&] { r.receive(p, 3, 0), r.receive(p, 1, 0), r.receive(p, 1, 0); });
+        r,
+        [&] {
+          r.send(p, 3, 1);
+          r.send(p, 2, 1);
+          r.send(p, 1, 1);
+        },
+        [&] {
+          r.receive(p, 3, 0);
+          r.receive(p, 1, 0);
+          r.receive(p, 1, 0);
+        });
   });
   // Another stream within a group, ranks that there are not, and one device.
   expect(1, {"ncclSend: there is no rank 1"}, [](NcclRank& r, float* p) { r.send(p, 1, 1); });
@@ -230,7 +252,8 @@ TEST(EmuNccl, WhatIsAbortedWaitsForNobody) {
     r.rank == 0 ? r.receive(p, 1, 1) : r.send(p, 1, 0);
     r.get(p, 1);
     if (r.rank == 0) r.receive(p, 1, 1);
-    ncclCommAbort(r.comm), r.comm = nullptr;
+    ncclCommAbort(r.comm);
+    r.comm = nullptr;
     if (r.get(p, 1)[0] != 1) r.report += "it was received";
   }));
 }
@@ -240,7 +263,10 @@ TEST(EmuNccl, DestroyIsACollective) {
   auto* const late = static_cast<std::atomic<bool>*>(
       mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   expect_none(reports(2, [&](NcclRank& r) {
-    if (r.rank == 1) usleep(100'000), late->store(true);
+    if (r.rank == 1) {
+      usleep(100'000);
+      late->store(true);
+    }
     r.destroy();
     if (!late->load()) r.report += "it did not wait";
   }));
@@ -248,7 +274,10 @@ TEST(EmuNccl, DestroyIsACollective) {
   // A rank that is in a group all the same.
   const std::vector<std::string> all = reports(2, [](NcclRank& r) {
     float* const p = r.put({1});
-    if (r.rank == 0) r.receive(p, 1, 1), r.get(p, 1);
+    if (r.rank == 0) {
+      r.receive(p, 1, 1);
+      r.get(p, 1);
+    }
   });
   EXPECT_EQ(all[1], "ncclCommDestroy: rank 0 does not call it");
 }
@@ -269,16 +298,20 @@ TEST(EmuNccl, TakesMemoryWhenRanksFirstMeet) {
     };
     std::vector<size_t> free = {free_now()};
     for (int i = 0; i < 2; i++) {
-      pair(0, 1), free.push_back(free_now());
-      pair(1, 2), free.push_back(free_now());
-      r.broadcast(x, 1, 0), free.push_back(free_now());
+      pair(0, 1);
+      free.push_back(free_now());
+      pair(1, 2);
+      free.push_back(free_now());
+      r.broadcast(x, 1, 0);
+      free.push_back(free_now());
     }
     const size_t peer = 3 << 19, rings = 5 << 18;
     for (size_t i = 1; i < free.size(); i++) {
       const size_t expected = i == 1 ? (r.rank < 2 ? peer : 0) : i == 2 ? (r.rank > 0 ? peer : 0) : i == 3 ? rings : 0;
       if (free[i - 1] - free[i] != expected) r.report += "call " + std::to_string(i) + " took another number of bytes";
     }
-    cudaFree(x), r.destroy();
+    cudaFree(x);
+    r.destroy();
     if (free_now() != begun + (4 << 20)) r.report += "it keeps some";
   }));
 }
@@ -305,7 +338,10 @@ TEST(EmuNccl, HostsMeetInTheirFirstGroup) {
   expect_none(reports(2, [&](NcclRank& r) {
     float* const x = r.put({1});
     for (int i = 1; i <= 2; i++) {
-      if (r.rank == 1) usleep(100'000), late->store(i);
+      if (r.rank == 1) {
+        usleep(100'000);
+        late->store(i);
+      }
       r.rank == 0 ? r.send(x, 1, 1) : r.receive(x, 1, 0);
       if (r.rank == 0 && late->load() != 1) r.report += "it returned at another time";
     }
@@ -330,7 +366,9 @@ TEST(Emu, NcclHostThatDoesNotComeShows) {
 TEST(Emu, NcclMisuseShows) {
   std::vector<std::string> all = reports(1, [](NcclRank& r) {
     float* const x = r.put(std::vector<float>(16'400));
-    r.broadcast(x + 1, 16'383, 0), r.broadcast(x + 4, 16'384, 0), r.broadcast(x + 1, 16'384, 0);
+    r.broadcast(x + 1, 16'383, 0);
+    r.broadcast(x + 4, 16'384, 0);
+    r.broadcast(x + 1, 16'384, 0);
   });
   EXPECT_EQ(all[0],
             "ncclBroadcast of f32[16384]: it begins at no multiple of 16 bytes, and NCCL moves it byte by byte");

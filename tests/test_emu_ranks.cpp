@@ -26,7 +26,10 @@ void run_on_devices(int ranks, const std::function<void(Comm&)>& f) {
       } catch (const std::exception& e) {
         ADD_FAILURE() << e.what();
       }
-      if (testing::Test::HasFailure()) std::fflush(stdout), _exit(1);
+      if (testing::Test::HasFailure()) {
+        std::fflush(stdout);
+        _exit(1);
+      }
       comm->link.reset();
     }
     _exit(0);
@@ -76,7 +79,9 @@ TEST(EmuRanks, NcclTakesNoMemoryAfterItHasConnected) {
 // Parts of a gradient in several long pieces on three ranks, none of which NCCL would move byte by byte.
 TEST(EmuRanks, LongGradientsTravelInAlignedPieces) {
   ModelConfig c = tiny_config("qwen3", true);
-  c.layers = 1, c.hidden = 64, c.ffn = 1'000;
+  c.layers = 1;
+  c.hidden = 64;
+  c.ffn = 1'000;
   run_on_devices(3, [&](Comm& comm) {
     Device device(table_emu, {}, comm);
     constexpr size_t bytes = 16 << 20;
@@ -86,7 +91,10 @@ TEST(EmuRanks, LongGradientsTravelInAlignedPieces) {
     Learner learner(model, gradients, optimizer, activations, {.shards = 3, .balance = false, .piece = 60'003});
     ASSERT_GT(learner.trained().own(), 3 * 20'000) << "several pieces";
     std::vector<Group> groups;
-    for (int32_t g = 0; g < 3; g++) groups.push_back({{1, g + 3}, {{{g + 4, 2 * g + 5}}}}), groups.back().shard = g;
+    for (int32_t g = 0; g < 3; g++) {
+      groups.push_back({{1, g + 3}, {{{g + 4, 2 * g + 5}}}});
+      groups.back().shard = g;
+    }
     TokenTerms terms(static_cast<size_t>(loss_row_offsets(groups).back()));
     for (double& w : terms.weight) w = 0.1;
     learner.accumulate(groups, terms, {.policy = PolicyLoss::nll});

@@ -76,7 +76,8 @@ TEST_F(Eval, TheNumbersAreThoseOfTheItems) {
       EXPECT_EQ(r["score"], starts ? 1 : 0) << r;
       EXPECT_EQ(r["extracted"], r["text"]);
       EXPECT_LE(r["tokens"].size(), 12u);
-      right += starts, cut += !r["finished"].get<bool>();
+      right += starts;
+      cut += !r["finished"].get<bool>();
     }
     EXPECT_EQ(p["mean"], static_cast<double>(right) / 8);
     mean.push_back(p["mean"]);
@@ -397,7 +398,8 @@ TEST_F(Terminal, ErrorsFitTheTerminal) {
   EXPECT_EQ(WEXITSTATUS(code), 2);
   std::string all(4096, '\0');
   all.resize(static_cast<size_t>(read(terminal, all.data(), all.size())));
-  close(held), close(terminal);
+  close(held);
+  close(terminal);
   EXPECT_TRUE(all.starts_with("pare: command line: actor.token_subset")) << all;
   std::istringstream text(all);
   int lines = 0;
@@ -420,7 +422,8 @@ TEST_F(Terminal, ProgressErasesItself) {
     std::this_thread::sleep_for(std::chrono::milliseconds(101));
     work.done(60);
   }
-  dup2(errors, STDERR_FILENO), close(errors);
+  dup2(errors, STDERR_FILENO);
+  close(errors);
   close(held);
   std::string all, some(4096, '\0');
   for (ssize_t n; (n = read(terminal, some.data(), some.size())) > 0;) all.append(some, 0, static_cast<size_t>(n));

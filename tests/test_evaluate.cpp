@@ -55,7 +55,9 @@ TEST(Evaluation, NumbersAreThoseOfTheResponses) {
     for (const EvaluatedResponse& r : p.responses) {
       scores.push_back(r.reward.score);
       mean += r.reward.score / 40;
-      cut += !r.finished(), unparsed += !r.reward.parsed, tokens += static_cast<int64_t>(r.tokens.size());
+      cut += !r.finished();
+      unparsed += !r.reward.parsed;
+      tokens += static_cast<int64_t>(r.tokens.size());
       EXPECT_EQ(r.finished(), r.tokens.back() == 2);
       if (r.reward.parsed) votes[r.reward.extracted]++;
     }
@@ -89,7 +91,8 @@ class Halves : public LastCharacter {
     Reward reward = LastCharacter::reward(p, r);
     const int kind = std::accumulate(r.text.begin(), r.text.end(), 0) % 10;
     reward.extracted = kind < 4 ? "3" : kind < 7 ? "0.5" : "1/2";
-    reward.parsed = true, reward.score = kind >= 4;
+    reward.parsed = true;
+    reward.score = kind >= 4;
     return reward;
   }
   std::vector<size_t> first_equal(std::span<const std::string> answers) const override {

@@ -131,9 +131,10 @@ TEST_F(Experiments, ARowIsTheRun) {
     nlohmann::json m = {{"training/global_step", step},  {"tokens/generated", 10 * step},
                         {"flops/learner", 2e9},          {"flops/ref", 1e9},
                         {"rollout_corr/kl", 0.5 * step}, {"actor/grad_norm", nullptr}};
-    if (step % 2 == 0)
-      m["val-core/ssa/reward/mean@1"] = step == 6 ? 0.25 : 0.125 * step,
+    if (step % 2 == 0) {
+      m["val-core/ssa/reward/mean@1"] = step == 6 ? 0.25 : 0.125 * step;
       m["val-core/ssa_kv/reward/mean@1"] = 0.0625 * step;
+    }
     if (step == 4) m["actor/grad_norm"] = 3;
     log += m.dump() + "\n";
   }

@@ -22,7 +22,10 @@ extern "C" int fsync(int fd) {
 static bool without_locks = false;  // as some file systems are
 
 extern "C" int flock(int fd, int operation) noexcept {
-  if (without_locks) return errno = ENOLCK, -1;
+  if (without_locks) {
+    errno = ENOLCK;
+    return -1;
+  }
   return static_cast<int>(syscall(SYS_flock, fd, operation));
 }
 
@@ -61,7 +64,9 @@ TEST_F(Files, AreOldOrNew) {
   EXPECT_EQ(entries(), 1u);
   const std::string large(3'000'001, 'x');  // more than the buffer, in pieces of every kind
   FileWriter w(at("a"));
-  w.write("y", 1), w.write(large.data(), large.size()), w.write("z", 1);
+  w.write("y", 1);
+  w.write(large.data(), large.size());
+  w.write("z", 1);
   for (int i = 0; i < 7; i++) w.write(large.data(), 500'000);
   const FileSum sum = w.finish();
   EXPECT_EQ(read_text(at("a")), "y" + large + "z" + std::string(3'500'000, 'x'));
@@ -119,12 +124,14 @@ TEST_F(Files, FoldersAreOldOrNew) {
   expect_failure([] { write_folder(at("made/f"), [](const std::string& folder) { fs::remove_all(folder); }); },
                  Exit::failed, "made/f: cannot be replaced: No such file");
   EXPECT_EQ(read_text(at("made/f/old")), "old") << "back in its place";
-  fs::create_directories(at("made/f.tmp/garbage")), fs::create_directories(at("made/f.old/garbage"));
+  fs::create_directories(at("made/f.tmp/garbage"));
+  fs::create_directories(at("made/f.old/garbage"));
   write_folder(at("made/f"), fill("new"));
   EXPECT_EQ(entries("made/f"), 1u);
   EXPECT_EQ(read_text(at("made/f/new")), "new");
   EXPECT_EQ(entries("made"), 1u);
-  fs::create_directories(at("made/f.tmp")), fs::create_directories(at("made/f.old/garbage"));
+  fs::create_directories(at("made/f.tmp"));
+  fs::create_directories(at("made/f.old/garbage"));
   remove_leftovers(at("made/f"));
   EXPECT_EQ(entries("made"), 1u);
   remove_folder(at("made/f/"));
@@ -151,7 +158,8 @@ TEST_F(Files, LinksRedirectNothing) {
   ASSERT_EQ(mkfifo(at("pipe").c_str(), 0600), 0);
   expect_failure([] { AppendFile log(at("pipe"), 0); }, Exit::failed, "pipe: ");
   // The folder may lie behind a link.
-  fs::create_directories(at("far")), fs::create_directory_symlink(at("far"), at("near"));
+  fs::create_directories(at("far"));
+  fs::create_directory_symlink(at("far"), at("near"));
   write_file(at("near/a"), "x");
   AppendFile(at("near/log"), 0).append("y");
   EXPECT_EQ(read_text(at("far/a")) + read_text(at("far/log")), "xy");

@@ -209,7 +209,10 @@ TEST_F(Formats, LineEndsAndMarksOfOtherSystems) {
 TEST_F(Formats, TablesAndArraysAreConvertedByThePrintedLine) {
   if (std::system("python3 -c ''") != 0) GTEST_SKIP() << "no python3";
   std::string utf16 = "\xff\xfe";
-  for (const char c : std::string("{\"prompt\": \"p, q\", \"answer\": \"a\"}\n")) utf16 += c, utf16 += '\0';
+  for (const char c : std::string("{\"prompt\": \"p, q\", \"answer\": \"a\"}\n")) {
+    utf16 += c;
+    utf16 += '\0';
+  }
   const std::string pickle = "(lp0\n(dp1\nVprompt\np2\nVp, q\np3\nsVanswer\np4\nVa\np5\nsa.";
   const std::tuple<const char*, std::string, const char*> files[] = {
       {"a b.csv", "prompt,answer\n\"p, q\",a\n", "is a CSV file"},

@@ -125,7 +125,8 @@ TEST_F(Generate, StreamsTheTextThatSamplesHave) {
     const std::vector<double> want = json::parse(line)["logprobs"], got = s["logprobs"];
     EXPECT_EQ(got, std::vector<double>(want.end() - static_cast<std::ptrdiff_t>(got.size()), want.end()));
   }
-  many.back() = "1", many.push_back("--jsonl");
+  many.back() = "1";
+  many.push_back("--jsonl");
   EXPECT_EQ(rows(many), std::vector<json>{samples[0]});
 }
 

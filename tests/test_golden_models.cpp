@@ -40,7 +40,8 @@ Computed compute(const std::string& folder, const std::vector<std::vector<int32_
   Computed c;
   for (size_t i = 0; i < sequences.size(); i++) {
     const auto logprob = out.of(out.logprob, i), entropy = out.of(out.entropy, i);
-    c.logprobs.emplace_back(logprob.begin(), logprob.end()), c.entropies.emplace_back(entropy.begin(), entropy.end());
+    c.logprobs.emplace_back(logprob.begin(), logprob.end());
+    c.entropies.emplace_back(entropy.begin(), entropy.end());
     for (const double x : logprob) c.loss -= x * weight;
   }
   c.gradients = learner.gradients();
@@ -59,8 +60,10 @@ void expect_near_gradients(const std::string& folder, const std::vector<double>&
   ASSERT_EQ(got.size(), want.size());
   for (const Parameter& p : parameters(load_model_config(folder))) {
     double difference = 0, norm = 0;
-    for (int64_t i = p.offset; i < p.offset + p.size; i++)
-      difference += (got[i] - want[i]) * (got[i] - want[i]), norm += want[i] * want[i];
+    for (int64_t i = p.offset; i < p.offset + p.size; i++) {
+      difference += (got[i] - want[i]) * (got[i] - want[i]);
+      norm += want[i] * want[i];
+    }
     EXPECT_GT(norm, 0) << p.name;
     EXPECT_LE(std::sqrt(difference), tolerance * std::sqrt(norm)) << folder << ' ' << p.name;
   }

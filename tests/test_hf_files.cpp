@@ -81,7 +81,8 @@ class SavedFolders : public Program {
     Program::SetUp();
     if (IsSkipped()) return;
     config_ = tiny_config("qwen3", true);
-    config_.vocab = 260, config_.eos_ids = {257};
+    config_.vocab = 260;
+    config_.eos_ids = {257};
     save_weights(at("model"), config_, tiny_parameters(config_, 5), DType::bf16);
     write("model/tokenizer.json", tokenizer_json({}, {"<|im_start|>", "<|im_end|>"}).dump());
     jinja_ = chat_jinja({.kind = ChatFormat::Kind::qwen3}, "");

@@ -23,7 +23,9 @@ Metrics metrics(const Step& s) {
   m.set("filter/all_right_fraction", s.right);
   m.set("response_length/clip_ratio", s.cut);
   m.set("actor/lr", s.lr);
-  m.set("shards/groups", s.groups), m.set("shards/idle", s.idle), m.set("shards/imbalance", s.imbalance);
+  m.set("shards/groups", s.groups);
+  m.set("shards/idle", s.idle);
+  m.set("shards/imbalance", s.imbalance);
   return m;
 }
 

@@ -28,7 +28,8 @@ Arrows arrows_of_the_page() {
     for (std::string word; words >> word;)
       if (word == "<") {
         for (const std::string& room : now) sees[room].insert(before.begin(), before.end());
-        before = std::move(now), now.clear();
+        before = std::move(now);
+        now.clear();
       } else {
         now.push_back(word);
       }
@@ -294,7 +295,9 @@ TEST(House, TheReadingListIsTrue) {
     EXPECT_NEAR(lines, said, std::max<int64_t>(10, said / 20)) << it->str();
     std::stringstream names((*it)[1]);
     for (std::string name; names >> name;) EXPECT_GT(lines_of(name), 0) << name;
-    total += said, counted += lines, all += (*it)[1].str() + " ";
+    total += said;
+    counted += lines;
+    all += (*it)[1].str() + " ";
   }
   EXPECT_GE(rows, 10);
   EXPECT_EQ(lines_of(all), counted) << "a file is in two rows";

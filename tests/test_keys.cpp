@@ -77,7 +77,8 @@ Outcome movement(const Overrides& o) {
   Session session(load_config(o));
   const std::vector<float> before = session.model->get_parameters();
   GrpoTraining trainer(session);
-  trainer.step(), trainer.step();
+  trainer.step();
+  trainer.step();
   return {distance(session.model->get_parameters(), before)};
 }
 double parameter_norm(Session& s) {
@@ -540,7 +541,8 @@ Outcome adapter_movement(const Overrides& o) {
   Session session(load_config(o));
   const std::vector<float> before = session.adapters->get_parameters();
   GrpoTraining trainer(session);
-  trainer.step(), trainer.step();
+  trainer.step();
+  trainer.step();
   return {distance(session.adapters->get_parameters(), before)};
 }
 

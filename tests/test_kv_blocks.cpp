@@ -68,7 +68,8 @@ TEST_P(KvBlocks, BoundsAreAboveEveryProductAndCentroidsAreMeans) {
                 double dot = 0;
                 for (int64_t d = 0; d < h.dim; d++)
                   dot += q.get((head * group + g) * h.dim + d) * k.get((s * h.kv_heads + head) * h.dim + d);
-                highest = std::max(highest, dot), sum += dot;
+                highest = std::max(highest, dot);
+                sum += dot;
               }
             const double bound = bounds.score.get(head * bounds.score.tensor().shape[2] + b);
             EXPECT_GE(bound, highest - error);
@@ -106,7 +107,9 @@ TEST_P(KvBlocks, SummariesDoNotDependOnHowTokensCame) {
       const Buffer copy =
           i32({1, 2}, {static_cast<int32_t>(c.page_table.get(2)), static_cast<int32_t>(c.page_table.get(5))});
       KvCopyPages fork{};
-      fork.k_pages = c.k_pages.tensor(), fork.v_pages = c.v_pages.tensor(), fork.pairs = copy.tensor();
+      fork.k_pages = c.k_pages.tensor();
+      fork.v_pages = c.v_pages.tensor();
+      fork.pairs = copy.tensor();
       table.kv_copy_pages(fork, {});
       c.used[1] = 42;
       c.append({{0, 1}, {1, 1}},
@@ -209,9 +212,10 @@ TEST_P(KvBlocks, ListedBlocksAreAllThatThereIs) {
               for (int64_t s = lists[head * budget + i] * choice.block;
                    s < std::min<int64_t>(slots, (lists[head * budget + i] + 1) * choice.block); s++) {
                 listed[s] = true;
-                for (int64_t j = 0; j < h.kv_heads * h.dim; j++)
-                  keys.push_back(k.get(s * h.kv_heads * h.dim + j)),
-                      values.push_back(v.get(s * h.kv_heads * h.dim + j));
+                for (int64_t j = 0; j < h.kv_heads * h.dim; j++) {
+                  keys.push_back(k.get(s * h.kv_heads * h.dim + j));
+                  values.push_back(v.get(s * h.kv_heads * h.dim + j));
+                }
               }
             less.append({{0, static_cast<int32_t>(read.slots)}},
                         act(DType::f32, {read.slots, h.kv_heads, h.dim}, keys).tensor(),

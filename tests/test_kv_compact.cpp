@@ -22,7 +22,10 @@ struct Pages {
   std::vector<int32_t> pos;
   Pages(int64_t pages, int64_t kv_heads, int64_t dim) : pages(pages), kv_heads(kv_heads), dim(dim) {
     const int64_t n = pages * kv_heads * 16;
-    k.resize(n * dim), v.resize(n * dim), mass.resize(n), pos.resize(n);
+    k.resize(n * dim);
+    v.resize(n * dim);
+    mass.resize(n);
+    pos.resize(n);
     double next = 1;
     for (auto* x : {&k, &v, &mass})
       for (double& y : *x) y = next++;
@@ -54,16 +57,21 @@ struct Pages {
     OpRun r(*on.table, on.act);
     const int64_t n = static_cast<int64_t>(compressions.size()), rows = static_cast<int64_t>(keep.size());
     KvCompact a{};
-    a.k_pages = r.inout("k", {pages, kv_heads, dim, 16}, k), a.v_pages = r.inout("v", {pages, kv_heads, 16, dim}, v);
+    a.k_pages = r.inout("k", {pages, kv_heads, dim, 16}, k);
+    a.v_pages = r.inout("v", {pages, kv_heads, 16, dim}, v);
     a.pos_pages = r.index_inout("pos", {pages, kv_heads, 16}, pos);
     a.mass_pages = r.inout("mass", {pages, kv_heads, 16}, mass);
     a.keep = r.index("keep", {rows / kv_heads / max_keep, kv_heads, max_keep}, keep);
-    a.src_pages = r.index("src", {n, per_row}, src), a.dst_pages = r.index("dst", {n, per_row}, dst);
-    a.compressions = r.index("compressions", {n, 5}, flat(compressions)), a.work = kv_work(compressions.data(), n);
+    a.src_pages = r.index("src", {n, per_row}, src);
+    a.dst_pages = r.index("dst", {n, per_row}, dst);
+    a.compressions = r.index("compressions", {n, 5}, flat(compressions));
+    a.work = kv_work(compressions.data(), n);
     r.call(&Table::kv_compact, a);
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
     Pages after(pages, kv_heads, dim);
-    after.k = r.values("k"), after.v = r.values("v"), after.mass = r.values("mass");
+    after.k = r.values("k");
+    after.v = r.values("v");
+    after.mass = r.values("mass");
     const auto p = r.values("pos");
     after.pos.assign(p.begin(), p.end());
     return after;
@@ -110,8 +118,12 @@ TEST_P(KvCompaction, SharedPagesAreReadByAll) {
   const std::vector<KvCompression> compressions = {{37, 0, 2, 18, 0}, {40, 0, 2, 18, 0}, {33, 16, 0, 2, 0}};
   const std::vector<int32_t> src = {0, 1, 2, 0, 1, 3, 0, 4, 5}, dst = {6, 7, -1, 8, 9, -1, 0, 4, -1};
   std::vector<int32_t> keep(3 * 18, -1);
-  for (int32_t i = 0; i < 18; i++) keep[i] = 2 * i + 1, keep[18 + i] = 2 * i;
-  keep[36] = 20, keep[37] = 32;
+  for (int32_t i = 0; i < 18; i++) {
+    keep[i] = 2 * i + 1;
+    keep[18 + i] = 2 * i;
+  }
+  keep[36] = 20;
+  keep[37] = 32;
   const Pages before(10, K, 4);
   EXPECT_TRUE(before.compacted_by(on, compressions, keep, 18, src, dst, per_row) ==
               before.compacted(compressions, keep, 18, src, dst, per_row));

@@ -37,31 +37,41 @@ struct Merge {
     std::vector<int32_t> pos(pages * 16, -1), table(pages);
     std::iota(table.begin(), table.end(), 0);
     for (int64_t s = 0; s < n; s++) {
-      for (int64_t d = 0; d < D; d++) kp[(s / 16 * D + d) * 16 + s % 16] = keys[s][d], vp[s * D + d] = values[s][d];
+      for (int64_t d = 0; d < D; d++) {
+        kp[(s / 16 * D + d) * 16 + s % 16] = keys[s][d];
+        vp[s * D + d] = values[s][d];
+      }
       pos[s] = static_cast<int32_t>(s);
     }
     const KvCompression e{int32_t(n), 0, 0, int32_t(kept), 0};
     KvMerge a{};
-    a.compact.k_pages = r.inout("k", {pages, 1, D, 16}, kp), a.compact.v_pages = r.inout("v", {pages, 1, 16, D}, vp);
+    a.compact.k_pages = r.inout("k", {pages, 1, D, 16}, kp);
+    a.compact.v_pages = r.inout("v", {pages, 1, 16, D}, vp);
     a.compact.pos_pages = r.index_inout("pos", {pages, 1, 16}, pos);
     a.compact.mass_pages = r.inout("mass", {pages, 1, 16}, mp);
     a.compact.keep = r.index("keep", {1, 1, kept}, keep);
     a.compact.src_pages = a.compact.dst_pages = r.index("pages", {1, pages}, table);
-    a.compact.compressions = r.index("compressions", {1, 5}, flat(std::vector{e})), a.compact.work = kv_work(&e, 1);
-    a.kind = kind, a.keys = merge_keys;
+    a.compact.compressions = r.index("compressions", {1, 5}, flat(std::vector{e}));
+    a.compact.work = kv_work(&e, 1);
+    a.kind = kind;
+    a.keys = merge_keys;
     a.nearest = r.index_scratch("nearest", {1, 1, pages * 16});
     a.cosines = r.scratch("cosines", {1, 1, pages * 16}, {});
     a.merged = r.scratch("merged", {1, 1, kept, 2 * D + 1}, {});
     if (merge_keys == MergeKeys::unrotated) a.rope = r.in("rope", {int64_t(rope.size()) / D, D}, rope);
     a.threshold = r.inout("threshold", {1}, std::vector<double>{threshold});
     a.threshold_row = r.index("threshold_row", {1}, {0});
-    a.ema_old = 0.5f, a.ema_new = 0.25f;
+    a.ema_old = 0.5f;
+    a.ema_new = 0.25f;
     r.call(&Table::kv_merge, a);
     EXPECT_TRUE(r.problems.empty()) << joined(r.problems);
-    kp = r.values("k"), vp = r.values("v"), threshold = r.values("threshold")[0];
+    kp = r.values("k");
+    vp = r.values("v");
+    threshold = r.values("threshold")[0];
     k = v = {};
     for (int64_t s = 0; s < kept; s++) {
-      k.emplace_back(), v.emplace_back(vp.begin() + s * D, vp.begin() + (s + 1) * D);
+      k.emplace_back();
+      v.emplace_back(vp.begin() + s * D, vp.begin() + (s + 1) * D);
       for (int64_t d = 0; d < D; d++) k.back().push_back(kp[(s / 16 * D + d) * 16 + s % 16]);
     }
   }
@@ -110,8 +120,8 @@ TEST_P(KvMerging, UnrotatedKeysAgreeAtAllPositions) {
   for (int64_t p = 0; p < n; p++)
     for (int64_t d = 0; d < D / 2; d++) {
       const double angle = 0.1 * double(p) / double(1 + d);
-      m.rope[p * D + d] = static_cast<float>(std::cos(angle)),
-                     m.rope[p * D + D / 2 + d] = static_cast<float>(std::sin(angle));
+      m.rope[p * D + d] = static_cast<float>(std::cos(angle));
+      m.rope[p * D + D / 2 + d] = static_cast<float>(std::sin(angle));
     }
   const auto key = normal("key", D);
   for (int64_t p = 0; p < n; p++) {

@@ -131,7 +131,8 @@ TEST_P(KvOps, RedundancyOfCopies) {
   for (size_t n = 2; n <= 4; n++) {
     KvScene s{.on = on, .dim = 4};
     Rows keys(n, {1, 0, 0, 0});
-    keys.push_back({0, 1, 0, 0}), keys.push_back({0, 0, 1, 0});
+    keys.push_back({0, 1, 0, 0});
+    keys.push_back({0, 0, 1, 0});
     s.add({static_cast<int32_t>(keys.size()), 0, 0, 1, 0}, {keys}, {{0, 0, 0, 0}});
     expect_near(redundancy_of(s), softmax(means[n - 2]), 1e-6);
   }
@@ -162,13 +163,17 @@ TEST_P(KvOps, HeavyHittersOfTheExample) {
     };
     OpRun w(*on.table, on.act);
     KvWrite write{};
-    write.k_pages = pages(w, "k", {1, 1, D, 16}, k), write.v_pages = pages(w, "v", {1, 1, 16, D}, v);
-    write.k = w.in("key", {1, 1, D}, key), write.v = w.in("value", {1, 1, D});
-    write.page_table = w.index("table", {1, 1}, {0}), write.queries = w.index("queries", {1, 4}, {0, 1, slots, 0});
+    write.k_pages = pages(w, "k", {1, 1, D, 16}, k);
+    write.v_pages = pages(w, "v", {1, 1, 16, D}, v);
+    write.k = w.in("key", {1, 1, D}, key);
+    write.v = w.in("value", {1, 1, D});
+    write.page_table = w.index("table", {1, 1}, {0});
+    write.queries = w.index("queries", {1, 4}, {0, 1, slots, 0});
     write.pos_pages = w.index_inout("pos", {1, 1, 16}, {pos.begin(), pos.end()});
     write.pos = w.index("token", {1}, {static_cast<int32_t>(t)});
     w.call(&Table::kv_write, write);
-    k = w.values("k"), pos = w.values("pos");
+    k = w.values("k");
+    pos = w.values("pos");
 
     OpRun m(*on.table, on.act);
     m.call(&Table::attn_paged, AttnPaged{.o = m.out("o", {1, 1, D}),
@@ -188,24 +193,29 @@ TEST_P(KvOps, HeavyHittersOfTheExample) {
       s.add({slots, 0, 2, 4, 0}, {Rows(slots, std::vector<double>(D))}, {std::vector<double>(D)});
       OpRun c(*on.table, on.act);
       KvMassScores score{};
-      score.score = c.out("score", {1, 1, slots}), score.mass_pages = c.in("mass", {1, 1, 16}, mass);
-      score.src_pages = c.index("src", {1, 1}, {0}),
+      score.score = c.out("score", {1, 1, slots});
+      score.mass_pages = c.in("mass", {1, 1, 16}, mass);
+      score.src_pages = c.index("src", {1, 1}, {0});
       score.compressions = c.index("compressions", {1, 5}, flat(s.compressions));
       score.work = kv_work(s.compressions.data(), 1);
       c.call(&Table::kv_mass_scores, score);
       const Keep keep = s.select(c.values("score"));
       OpRun x(*on.table, on.act);
       KvCompact compact{};
-      compact.k_pages = pages(x, "k", {1, 1, D, 16}, k), compact.v_pages = pages(x, "v", {1, 1, 16, D}, v);
+      compact.k_pages = pages(x, "k", {1, 1, D, 16}, k);
+      compact.v_pages = pages(x, "v", {1, 1, 16, D}, v);
       compact.pos_pages = x.index_inout("pos", {1, 1, 16}, {pos.begin(), pos.end()});
       compact.mass_pages = pages(x, "mass", {1, 1, 16}, mass);
       compact.keep = x.index("keep", {1, 1, 4}, keep[0]);
       compact.src_pages = compact.dst_pages = score.src_pages;
-      compact.compressions = score.compressions, compact.work = score.work;
+      compact.compressions = score.compressions;
+      compact.work = score.work;
       x.call(&Table::kv_compact, compact);
       for (int32_t i = 0; i < slots; i++)
         if (std::find(keep[0].begin(), keep[0].end(), i) == keep[0].end()) evicted += mass[i];
-      k = x.values("k"), mass = x.values("mass"), pos = x.values("pos");
+      k = x.values("k");
+      mass = x.values("mass");
+      pos = x.values("pos");
       resident.assign(pos.begin(), pos.begin() + 4);
     }
     if (t == 4) {
@@ -376,11 +386,15 @@ TEST_P(KvOps, MassDoesNotDependOnThePieces) {
       a.v_pages = r.in("v", {pages.count, K, 16, D});
       a.page_table = r.index("table", {1, pages.per_row}, pages.table);
       a.queries = r.index("queries", {1, 4}, {0, rows, slots, 0});
-      a.pairs = int64_t(rows) * (slots - rows) + int64_t(rows) * (rows + 1) / 2, a.slots = slots, a.scale = 0.22f;
-      a.mass_pages = r.inout("mass", {pages.count, K, 16}, mass), a.first = r.index("first", {1}, {first});
+      a.pairs = int64_t(rows) * (slots - rows) + int64_t(rows) * (rows + 1) / 2;
+      a.slots = slots;
+      a.scale = 0.22f;
+      a.mass_pages = r.inout("mass", {pages.count, K, 16}, mass);
+      a.first = r.index("first", {1}, {first});
       r.call(&Table::attn_paged, a);
       OpRun plain(*on.table, on.act);
-      a.o = plain.out("o", {rows, H, D}), a.mass_pages = a.first = {};
+      a.o = plain.out("o", {rows, H, D});
+      a.mass_pages = a.first = {};
       plain.call(&Table::attn_paged, a);
       EXPECT_EQ(plain.buffer("o").element_bytes(), r.buffer("o").element_bytes()) << "attention itself is unchanged";
       mass = r.values("mass");
@@ -465,12 +479,18 @@ TEST(KvOpsOrder, MassIsTheDefinition) {
   const std::vector<double> q = normal("q", rows * H * D), k = pages.keys("k", 1, D);
   OpRun r(table_cpu, DType::f32);
   AttnPaged a{};
-  a.o = r.out("o", {rows, H, D}), a.q = r.in("q", {rows, H, D}, q), a.k_pages = r.in("k", {pages.count, 1, D, 16}, k);
-  a.v_pages = r.in("v", {pages.count, 1, 16, D}), a.page_table = r.index("table", {1, pages.per_row}, pages.table);
+  a.o = r.out("o", {rows, H, D});
+  a.q = r.in("q", {rows, H, D}, q);
+  a.k_pages = r.in("k", {pages.count, 1, D, 16}, k);
+  a.v_pages = r.in("v", {pages.count, 1, 16, D});
+  a.page_table = r.index("table", {1, pages.per_row}, pages.table);
   a.queries = r.index("queries", {1, 4}, {0, rows, n, 0});
-  a.pairs = rows * (n - rows) + 3, a.slots = n, a.scale = 0.9f;
+  a.pairs = rows * (n - rows) + 3;
+  a.slots = n;
+  a.scale = 0.9f;
   std::vector<double> before(pages.count * 16, 0.25);
-  a.mass_pages = r.inout("mass", {pages.count, 1, 16}, before), a.first = r.index("first", {1}, {first});
+  a.mass_pages = r.inout("mass", {pages.count, 1, 16}, before);
+  a.first = r.index("first", {1}, {first});
   r.call(&Table::attn_paged, a);
   std::vector<float> mass(n, 0.25f);
   mass[n - 2] = mass[n - 1] = 0;
@@ -498,7 +518,8 @@ TEST(KvOpsOrder, MassIsTheDefinition) {
       const float next = std::max(max, *std::max_element(begin, end) * scale);
       for (auto x = begin; x < end; x++) *x = exp2(std::fma(*x, scale, -next));
       sum = std::fma(sum, block ? exp2(max - next) : 0.0f, sum_of_lanes({begin, end}, 0));
-      max = next, maxima.push_back(max);
+      max = next;
+      maxima.push_back(max);
     }
     for (int32_t s = 0; s < seen; s++) mass[s] = std::fma(p[s], exp2(maxima[s / 64] - max) / sum, mass[s]);
   }

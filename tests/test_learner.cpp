@@ -58,7 +58,8 @@ TEST(Learner, ThePlannedBatchesAreTheLargest) {
           const BatchLimits limits{
               .groups = 3, .members = members, .prefix = sequence ? 11 : 9, .tokens = 7, .sequence = sequence};
           World w(table_null, c);
-          options.max_rows = max_rows, options.logits_chunk = 4;
+          options.max_rows = max_rows;
+          options.logits_chunk = 4;
           Learner learner(w.model, w.gradients, w.optimizer, w.activations, options);
           learner.plan(limits, ppo());
           const size_t planned = w.activations.peak();
@@ -221,8 +222,10 @@ TEST_P(LearnerOf, GradientsAreThoseOfTheLoss) {
   groups.resize(2);
   Rng rng(rng_key(3, RngStream::test, 2));
   TokenTerms terms = random_terms(groups);
-  for (size_t r = 0; r < terms.weight.size(); r++)
-    terms.old_logprob[r] = -3.5 + 0.2 * rng.normal(), terms.ref_logprob[r] = -3.6 + 0.2 * rng.normal();
+  for (size_t r = 0; r < terms.weight.size(); r++) {
+    terms.old_logprob[r] = -3.5 + 0.2 * rng.normal();
+    terms.ref_logprob[r] = -3.6 + 0.2 * rng.normal();
+  }
   const LossSpec spec{.policy = PolicyLoss::ppo,
                       .kl = KlLoss::k3,
                       .clip_low = 5,
@@ -308,7 +311,8 @@ TEST(Learner, FlopsAreTheClosedForms) {
     pairs += p * (p + 1) / 2;
     for (const Member& m : g.members) {
       const int64_t n = static_cast<int64_t>(m.tokens.size()) - 1;
-      rows += n, pairs += n * p + n * (n + 1) / 2;
+      rows += n;
+      pairs += n * p + n * (n + 1) / 2;
       tokens += n + (p > 0 ? 1 : 0);
     }
   }

@@ -27,7 +27,10 @@ constexpr double kGain = 0.15;
 Config small_quickstart(const char* preset, const std::vector<std::string>& keys) {
   std::ifstream file("data/presets/tiny-ssa.json");
   ModelConfig c = parse_model_config(nlohmann::json::parse(file), "tiny-ssa.json");
-  c.hidden = 48, c.heads = 2, c.kv_heads = 1, c.ffn = 96;
+  c.hidden = 48;
+  c.heads = 2;
+  c.kv_heads = 1;
+  c.ffn = 96;
   const auto path = std::filesystem::path(testing::TempDir()) / cat("pare_learning_", getpid(), ".json");
   std::ofstream(path) << to_json(c);
   std::vector<std::string> all = {preset,

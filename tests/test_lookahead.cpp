@@ -17,9 +17,17 @@ RolloutLimits ahead(RolloutLimits limits, int lookahead, const KvSpec& kv = {}) 
 KvSpec spec_of(KvMethod method) {
   KvSpec s;
   s.method = method;
-  s.evict.budget = 11, s.evict.buffer = 5, s.window.size = 3, s.streaming_llm.sinks = 2, s.window.pooling_kernel = 3,
+  s.evict.budget = 11;
+  s.evict.buffer = 5;
+  s.window.size = 3;
+  s.streaming_llm.sinks = 2;
+  s.window.pooling_kernel = 3;
   s.pyramidkv.beta = 3;
-  s.blocks.size = 4, s.blocks.count = 4, s.blocks.first = 1, s.blocks.last = 1, s.blocks.dense_layers = 1;
+  s.blocks.size = 4;
+  s.blocks.count = 4;
+  s.blocks.first = 1;
+  s.blocks.last = 1;
+  s.blocks.dense_layers = 1;
   return s;
 }
 
@@ -30,16 +38,19 @@ std::vector<KvSpec> all_specs() {
                                 KvMethod::pyramidkv, KvMethod::quest, KvMethod::block_topk})
     all.push_back(spec_of(method));
   KvSpec s = spec_of(KvMethod::rkv);
-  s.evict.scope = KvScope::per_layer, s.evict.prompt = KvPrompt::protect;
+  s.evict.scope = KvScope::per_layer;
+  s.evict.prompt = KvPrompt::protect;
   all.push_back(s);
   s = spec_of(KvMethod::snapkv);
   s.evict.trigger = KvTrigger::prefill_once;
   all.push_back(s);
   s = spec_of(KvMethod::h2o);
-  s.merge.method = KvMergeMethod::d2o, s.merge.keys = MergeKeys::unrotated;
+  s.merge.method = KvMergeMethod::d2o;
+  s.merge.keys = MergeKeys::unrotated;
   all.push_back(s);
   s = spec_of(KvMethod::h2o);
-  s.merge.method = KvMergeMethod::value, s.evict.prompt = KvPrompt::protect;
+  s.merge.method = KvMergeMethod::value;
+  s.evict.prompt = KvPrompt::protect;
   all.push_back(s);
   return all;
 }
@@ -96,8 +107,10 @@ TEST(Lookahead, TheLedgerHasTheDiscardedTokens) {
     g.ledger.clear();
     int64_t tokens = 0, rows = 0;
     for (const Request& r : requests) rows += std::ssize(r.prompt);
-    for (const Completion& done : g.rollout.generate(requests, mixed_sampling()))
-      tokens += std::ssize(done.tokens), rows += std::ssize(done.tokens) - 1;
+    for (const Completion& done : g.rollout.generate(requests, mixed_sampling())) {
+      tokens += std::ssize(done.tokens);
+      rows += std::ssize(done.tokens) - 1;
+    }
     const int64_t discarded = g.rollout.stats().discarded_tokens;
     EXPECT_EQ(discarded > 0, lookahead > 1);
     EXPECT_EQ(g.rollout.stats().decoded_tokens, tokens);

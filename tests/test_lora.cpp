@@ -219,7 +219,8 @@ TEST(Lora, AIsUniformAndBZero) {
     double sum = 0, squares = 0;
     for (const float v : x) {
       EXPECT_LE(std::abs(v), bound + 1e-7);
-      sum += v, squares += double(v) * v;
+      sum += v;
+      squares += double(v) * v;
     }
     const auto n = static_cast<double>(x.size());
     EXPECT_NEAR(squares / n, bound * bound / 3, 0.05 * bound * bound);

@@ -27,7 +27,8 @@ class LoraRun : public testing::Test {
   static std::string adapter(const std::string& name, const Overrides& more) {
     Session session(config(more));
     SftTraining sft(session);
-    sft.step(), sft.step();
+    sft.step();
+    sft.step();
     save_model(at(name), session);
     return at(name);
   }
@@ -109,7 +110,8 @@ TEST_F(LoraRun, NAndNStepsAreTwoN) {
     {
       Session session(config(more));
       GrpoTraining trainer(session);
-      trainer.step(), trainer.step();
+      trainer.step();
+      trainer.step();
       RunState state;
       state.training = trainer.state();
       save_checkpoint(at("half"), session, trainer, state);
@@ -139,7 +141,8 @@ TEST_F(LoraRun, FoldersGoRound) {
   for (const Overrides& more : {kLora, kFew, Overrides{"model.lora.rank=4", "model.lora.alpha=4"}}) {
     Session session(config(more));
     GrpoTraining trainer(session);
-    trainer.step(), trainer.step();
+    trainer.step();
+    trainer.step();
     save_model(at("adapter"), session);
     EXPECT_TRUE(fs::exists(at("adapter/tokenizer.ssa")));
     EXPECT_EQ(load_adapter_config(at("adapter")), session.adapters->spec);

@@ -139,7 +139,8 @@ TEST(Machine, GivesTheRowsOfAnH100) {
                          took;
     const bool close = ratio > 0.8 && ratio < 1.25;
     EXPECT_NE(close, other.contains(name)) << name << ": " << ratio;
-    within += close, unseen.erase(name);
+    within += close;
+    unseen.erase(name);
   }
   EXPECT_GE(within, 35);
   EXPECT_TRUE(unseen.empty()) << unseen.begin()->first << " is no row";
@@ -375,7 +376,8 @@ TEST_F(PlanAnswers, LengthsOfARunAreItsBooks) {
   int steps = 0;
   for (std::string line; std::getline(file, line); steps++) {
     const Json m = Json::parse(line);
-    rollout += m["flops/rollout"].get<double>(), learner += m["flops/learner"].get<double>();
+    rollout += m["flops/rollout"].get<double>();
+    learner += m["flops/learner"].get<double>();
   }
   ASSERT_EQ(steps, 3);
   const Outcome o = run("plan " + config + " --json --lengths " + run_);

@@ -86,7 +86,10 @@ TEST(MetricsPage, DefinesWhatIsLoggedAndNothingElse) {
     const size_t before = explained.size();
     bool found = false;
     for (const std::string& name : names)
-      if (std::regex_match(name, p)) explained.insert(name), found = true;
+      if (std::regex_match(name, p)) {
+        explained.insert(name);
+        found = true;
+      }
     EXPECT_TRUE(found) << entry << " is on the page, and no run logs it";
     EXPECT_TRUE(!found || explained.size() > before) << entry << " is on the page twice";
   }

@@ -53,7 +53,8 @@ TEST(MetricValues, OfTwoUpdates) {
       moved += old[t] - now[t];
       kl += (now[t] - old[t]) * (now[t] - old[t]) / 2;
       loss += -a + dual;
-      clipped_dual += dual<worse, clipped += bound> free && dual == worse;
+      clipped_dual += dual < worse;
+      clipped += bound > free && dual == worse;
     }
     tokens += std::ssize(samples[i].tokens);
     rows += std::ssize(samples[i].tokens) - 1;
@@ -118,17 +119,24 @@ TEST(MetricValues, OfTheSamplesOfEachStep) {
     for (size_t i = 0; i < samples.size(); i++) {
       const Trajectory& s = samples[i];
       const auto n = static_cast<double>(s.tokens.size()), p = static_cast<double>(s.prompt.size());
-      score.add(s.score), reward.add(s.score), length.add(n), prompt.add(p), cut.add(!s.finished), generated += n;
+      score.add(s.score);
+      reward.add(s.score);
+      length.add(n);
+      prompt.add(p);
+      cut.add(!s.finished);
+      generated += n;
       for (double t = 1; t < n; t++) resident.add(p + t);
       if (i % 5 > 0) continue;
       Summary group;
       for (size_t k = i; k < i + 5; k++) group.add(samples[k].score);
       for (size_t k = i; k < i + 5; k++) {
         const double a = samples[k].score - group.mean();
-        advantage.add(a), small.add(std::abs(a) < 0.5);
+        advantage.add(a);
+        small.add(std::abs(a) < 0.5);
         if (std::abs(a) >= 0.5) loss_tokens += static_cast<double>(samples[k].tokens.size());
       }
-      equal.add(group.min() == group.max()), right.add(group.min() == group.max() && group.min() > 0);
+      equal.add(group.min() == group.max());
+      right.add(group.min() == group.max() && group.min() > 0);
     }
     expect_metrics(m, {{"training/global_step", static_cast<double>(step)},
                        {"critic/score/mean", score.mean()},
@@ -191,7 +199,8 @@ Trajectory with_ratios(const std::vector<double>& ratios) {
   Trajectory t;
   t.prompt = {1, 4};
   for (const double xi : ratios) {
-    t.tokens.push_back(5), t.logprob.push_back(-1);
+    t.tokens.push_back(5);
+    t.logprob.push_back(-1);
     if (!t.old_logprob) t.old_logprob.emplace();
     t.old_logprob->push_back(static_cast<float>(std::log(xi) - 1));
   }
@@ -201,7 +210,9 @@ Trajectory with_ratios(const std::vector<double>& ratios) {
 // Tokens that are not in the loss: all of a rejected sample, and those of weight 0 of the others.
 TEST(MetricValues, MaskedFractionCountsRejectedTokens) {
   RolloutCorrectionKeys keys;
-  keys.rollout_is = RolloutIs::icepop, keys.rollout_is_bounds = {0.5, 2}, keys.veto = 0.1;
+  keys.rollout_is = RolloutIs::icepop;
+  keys.rollout_is_bounds = {0.5, 2};
+  keys.veto = 0.1;
   std::vector<Trajectory> s = {with_ratios({1, 0.01, 1}), with_ratios({1, 3, 1, 1}), with_ratios({1})};
   judge(keys, s);
   set_corrections(keys, s);
@@ -219,7 +230,8 @@ TEST(MetricValues, MaskedFractionCountsRejectedTokens) {
 // A ratio at a bound is neither above nor below it.
 TEST(MetricValues, FractionsOutsideTheBounds) {
   RolloutCorrectionKeys keys;
-  keys.rollout_is_threshold = 1, keys.rollout_is_bounds = {1, 1};
+  keys.rollout_is_threshold = 1;
+  keys.rollout_is_bounds = {1, 1};
   for (const RolloutIs form : {RolloutIs::tis, RolloutIs::icepop}) {
     keys.rollout_is = form;
     std::vector<Trajectory> s = {with_ratios({1, 2, 1, 0.5}), with_ratios({3})};
@@ -249,7 +261,11 @@ TEST(MetricValues, CatastrophicIsBelowTheVeto) {
 // Counts are written as integers, other numbers and counts too large to be exact as decimals.
 TEST(MetricValues, AreWrittenInFull) {
   Metrics m;
-  m.set("flops", 123456789012345), m.set("half", 0.5), m.set("huge", 1e300), m.set("low", -1e18), m.set("none", NAN);
+  m.set("flops", 123456789012345);
+  m.set("half", 0.5);
+  m.set("huge", 1e300);
+  m.set("low", -1e18);
+  m.set("none", NAN);
   EXPECT_EQ(m.json(), R"({"flops":123456789012345,"half":0.5,"huge":1e+300,"low":-1e+18,"none":null})");
 }
 

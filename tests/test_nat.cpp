@@ -17,7 +17,9 @@ constexpr int64_t kMaxTokens = 9;
 ActorKeys objective(LossAgg mode) {
   ActorKeys c;
   c.loss_agg_mode = mode;
-  c.use_kl_loss = true, c.kl_loss_coef = 0.2, c.entropy_coeff = 0.05;
+  c.use_kl_loss = true;
+  c.kl_loss_coef = 0.2;
+  c.entropy_coeff = 0.05;
   c.clip_ratio_high = 0.1;
   return c;
 }
@@ -184,7 +186,9 @@ TEST(Nat, KeptTokensHaveTheLogprobsOfTheFullForward) {
   for (const TokenSubset subset : {TokenSubset::rpc, TokenSubset::urs, TokenSubset::det})
     for (uint64_t key = 0; key < 8; key++) {
       ActorKeys keys = objective(LossAgg::token_mean);
-      keys.token_subset = subset, keys.rpc_min_tokens = 3, keys.urs_probability = 0.4;
+      keys.token_subset = subset;
+      keys.rpc_min_tokens = 3;
+      keys.urs_probability = 0.4;
       std::vector<TokenPlan> plans;
       for (const Trajectory& t : samples)
         plans.push_back(draw_token_plan(keys, static_cast<int64_t>(t.tokens.size()), key, t.uid));

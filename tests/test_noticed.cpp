@@ -51,7 +51,8 @@ TEST(LoraStart, EveryModuleAndSeedHasDrawsOfItsOwn) {
   size_t count = 0;
   for (const uint64_t seed : {1, 2})
     for (const std::vector<float>& a : factors_a(c, spec, seed)) {
-      count++, firsts.insert(a[0] / std::abs(a[1]));
+      count++;
+      firsts.insert(a[0] / std::abs(a[1]));
       EXPECT_NE(a[0], a[1]);
     }
   EXPECT_GT(count, 20u);
@@ -108,10 +109,22 @@ TEST(SftRun, EveryStepHasMistakesOfItsOwn) {
 // A step that draws several batches reports the numbers of all of them.
 TEST(RolloutNumbers, AddUpOverBatches) {
   RolloutStats one;
-  one.prefill_tokens = 1, one.decoded_tokens = 2, one.discarded_tokens = 3, one.forward_passes = 4,
+  one.prefill_tokens = 1;
+  one.decoded_tokens = 2;
+  one.discarded_tokens = 3;
+  one.forward_passes = 4;
   one.graph_passes = 5;
-  one.peak_pages = 6, one.peak_sequences = 7, one.finished = 8, one.completions = 9, one.resident = 10, one.dense = 11;
-  one.read = 12, one.peak_resident = 13, one.peak_dense = 14, one.decode_rows = 15, one.compressions = 16,
+  one.peak_pages = 6;
+  one.peak_sequences = 7;
+  one.finished = 8;
+  one.completions = 9;
+  one.resident = 10;
+  one.dense = 11;
+  one.read = 12;
+  one.peak_resident = 13;
+  one.peak_dense = 14;
+  one.decode_rows = 15;
+  one.compressions = 16;
   one.evicted = 17;
   one.waited = 18;
   RolloutStats sum = one;
@@ -171,7 +184,8 @@ TEST(WideHeads, AreRefusedByName) {
 TEST(PagePoolNumbers, ThePeakStaysWhenPagesAreFreed) {
   PagePool pool(5);
   for (int i = 0; i < 3; i++) pool.allocate();
-  pool.release(0), pool.release(1);
+  pool.release(0);
+  pool.release(1);
   pool.allocate();
   EXPECT_EQ(pool.used(), 2);
   EXPECT_EQ(pool.peak(), 3);
@@ -186,7 +200,10 @@ TEST(ReleasedWeights, OfAResponseWithoutAKeptTokenAreZero) {
   RolloutCorrectionKeys keys;
   keys.rollout_is = RolloutIs::released;
   std::vector<Trajectory> samples = {trajectory(0, 3), trajectory(0, 2)};
-  for (Trajectory& s : samples) s.ruling = Ruling::accepted, s.old_logprob = s.logprob;
+  for (Trajectory& s : samples) {
+    s.ruling = Ruling::accepted;
+    s.old_logprob = s.logprob;
+  }
   for (float& x : *samples[0].old_logprob) x -= 9;  // ratios of 1e-4
   set_corrections(keys, samples);
   EXPECT_EQ(samples[0].correction, (std::vector<double>(3, 0)));
@@ -291,9 +308,18 @@ TEST(ResumedKeys, MoreStepsPartWhereTheyShapeTheSteps) {
     resumed.trainer.total_training_steps += 5;
     return !keys_that_part(run, resumed).empty();
   };
-  EXPECT_FALSE(parts([](Config& c) { c.actor.optim.lr_scheduler_type = LrSchedule::constant, c.data.noise_ramp = 0; }));
-  EXPECT_TRUE(parts([](Config& c) { c.actor.optim.lr_scheduler_type = LrSchedule::cosine, c.data.noise_ramp = 0; }));
-  EXPECT_TRUE(parts([](Config& c) { c.actor.optim.lr_scheduler_type = LrSchedule::constant, c.data.noise_ramp = 1; }));
+  EXPECT_FALSE(parts([](Config& c) {
+    c.actor.optim.lr_scheduler_type = LrSchedule::constant;
+    c.data.noise_ramp = 0;
+  }));
+  EXPECT_TRUE(parts([](Config& c) {
+    c.actor.optim.lr_scheduler_type = LrSchedule::cosine;
+    c.data.noise_ramp = 0;
+  }));
+  EXPECT_TRUE(parts([](Config& c) {
+    c.actor.optim.lr_scheduler_type = LrSchedule::constant;
+    c.data.noise_ramp = 1;
+  }));
 }
 
 // In bf16 gradients of weights are summed call by call, in parts of 4096 rows.

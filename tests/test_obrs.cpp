@@ -33,7 +33,10 @@ std::pair<double, double> overlap(const std::vector<double>& p, const std::vecto
 
 ObrsKeys keys(double lambda, StateWeight weight = StateWeight::none, double cap = 0) {
   ObrsKeys k;
-  k.enable = true, k.lambda = lambda, k.state_weight = weight, k.cap = cap;
+  k.enable = true;
+  k.lambda = lambda;
+  k.state_weight = weight;
+  k.cap = cap;
   return k;
 }
 
@@ -84,8 +87,14 @@ TEST(Obrs, UnbiasedAtEveryState) {
     const int v = 2 + static_cast<int>(rng.below(6));
     std::vector<double> p, q;
     double sp = 0, sq = 0;
-    for (int i = 0; i < v; i++) sp += p.emplace_back(rng.uniform() + 0.01), sq += q.emplace_back(rng.uniform() + 0.01);
-    for (int i = 0; i < v; i++) p[i] /= sp, q[i] /= sq;
+    for (int i = 0; i < v; i++) {
+      sp += p.emplace_back(rng.uniform() + 0.01);
+      sq += q.emplace_back(rng.uniform() + 0.01);
+    }
+    for (int i = 0; i < v; i++) {
+      p[i] /= sp;
+      q[i] /= sq;
+    }
     const double lambda = 0.2 + 3 * rng.uniform();
     double truth = 0, estimate = 0, capped = 0;
     for (int i = 0; i < v; i++) {
@@ -169,7 +178,8 @@ TEST(Obrs, EqualPolicies) {
 
 TEST(Obrs, LeavesWhatIsNotAcceptedAlone) {
   std::vector<Trajectory> all = drawn(2, 0);
-  all[0].ruling = Ruling::rejected, all[1].ruling = Ruling::none;
+  all[0].ruling = Ruling::rejected;
+  all[1].ruling = Ruling::none;
   set_obrs(keys(1), 1, all);
   EXPECT_FALSE(all[0].correction);
   EXPECT_FALSE(all[1].correction);

@@ -33,10 +33,14 @@ testing::AssertionResult same(const Bytes& a, const Bytes& b) {
   if (a.size() != b.size()) return testing::AssertionFailure() << a.size() << " and " << b.size() << " bytes";
   size_t first = a.size(), count = 0;
   for (size_t i = 0; i < a.size(); i += sizeof(float))
-    if (std::memcmp(&a[i], &b[i], sizeof(float))) first = std::min(first, i), count++;
+    if (std::memcmp(&a[i], &b[i], sizeof(float))) {
+      first = std::min(first, i);
+      count++;
+    }
   if (!count) return testing::AssertionSuccess();
   float x, y;
-  std::memcpy(&x, &a[first], sizeof x), std::memcpy(&y, &b[first], sizeof y);
+  std::memcpy(&x, &a[first], sizeof x);
+  std::memcpy(&y, &b[first], sizeof y);
   return testing::AssertionFailure() << count << " of " << a.size() / sizeof(float) << " differ, first at "
                                      << first / sizeof(float) << ": " << x << " and " << y;
 }
@@ -89,7 +93,8 @@ TEST_P(OpBits, LinearRowsDoNotDependOnTheNumberOfRows) {
       table.linear_fwd({y.tensor(), x.tensor().rows(n, 1), w.weight(), bias.tensor(), res.tensor().rows(n, 1)}, {});
       table.linear_bwd_input({dx.tensor(), dy.tensor().rows(n, 1), w.weight(), false}, {});
       const Bytes by = y.element_bytes(), bx = dx.element_bytes();
-      y1.insert(y1.end(), by.begin(), by.end()), dx1.insert(dx1.end(), bx.begin(), bx.end());
+      y1.insert(y1.end(), by.begin(), by.end());
+      dx1.insert(dx1.end(), bx.begin(), bx.end());
     }
     for (int64_t M : kRows) {
       const int64_t first = (all - M) / 2;  // the rows' places in the call change too
@@ -309,7 +314,9 @@ TEST_P(OpBits, AttentionOfASequenceDoesNotDependOnItsBatch) {
   for (const Heads& h : kHeads) {
     const Sequence a("a", 150, h), b("b", 17, h), c("c", 65, h);
     Layout layout;
-    append(layout, b, 0, 17), append(layout, c, 0, 65), append(layout, a, 0, 150);
+    append(layout, b, 0, 17);
+    append(layout, c, 0, 65);
+    append(layout, a, 0, 150);
     const Attended packed = attend(table, layout, {82, 150, 0, 0, 0, 17, 0, 0, 17, 65, 0, 0});
     expect_rows(packed, 0, attend_alone(table, b), 0, 17, "first of the batch");
     expect_rows(packed, 17, attend_alone(table, c), 0, 65, "middle of the batch");
@@ -325,7 +332,9 @@ TEST_P(OpBits, AttentionBehindAParentEqualsTheWholeSequence) {
     for (int32_t m : {1, 15, 16, 37, 63, 64, 65, 128, 149}) {
       const std::string what = cat("parent of ", m, ", D ", h.dim);
       Layout layout;  // three rows of another sequence, the child, its parent
-      append(layout, other, 0, 3), append(layout, a, m, n - m), append(layout, a, 0, m);
+      append(layout, other, 0, 3);
+      append(layout, a, m, n - m);
+      append(layout, a, 0, m);
       const Attended split = attend(table, layout, {3, n - m, 3 + n - m, m, 3 + n - m, m, 0, 0, 0, 3, 0, 0});
       expect_rows(split, 3, whole, m, n - m, what);
       expect_rows(split, 3 + n - m, whole, 0, m, what + ", its own rows");
@@ -353,8 +362,10 @@ Bytes through_pages(const Table& table, const Sequence& a, const Sequence& b, co
   for (int32_t count : chunks) {
     const int32_t count_b = std::min<int32_t>(3, static_cast<int32_t>(b.n) - done_b);
     Layout layout;
-    append(layout, b, done_b, count_b), append(layout, a, done_a, count);
-    done_a += count, done_b += count_b;
+    append(layout, b, done_b, count_b);
+    append(layout, a, done_a, count);
+    done_a += count;
+    done_b += count_b;
     std::vector<int32_t> entries = {count_b, count, done_a, 0};
     if (count_b) entries.insert(entries.end(), {0, count_b, done_b, 1});
     const Buffer queries = i32({static_cast<int64_t>(entries.size()) / 4, 4}, entries);
@@ -439,10 +450,18 @@ TEST_P(OpBits, AttentionGradientsContinueAcrossCalls) {
         for (const std::vector<int32_t>& segments : calls) {
           const Buffer list = i32({static_cast<int64_t>(segments.size()) / 4, 4}, segments);
           AttnBwd a{};
-          a.dq = dq.tensor(), a.dk = a.dpk = dk.tensor(), a.dv = a.dpv = dv.tensor(), a.d_o = d_o.tensor();
-          a.o = forward.o.tensor(), a.lse = forward.lse.tensor(), a.q = s.q.tensor();
-          a.k = a.pk = s.k.tensor(), a.v = a.pv = s.v.tensor();
-          a.segments = list.tensor(), a.pairs = count_pairs(segments), a.scale = s.scale();
+          a.dq = dq.tensor();
+          a.dk = a.dpk = dk.tensor();
+          a.dv = a.dpv = dv.tensor();
+          a.d_o = d_o.tensor();
+          a.o = forward.o.tensor();
+          a.lse = forward.lse.tensor();
+          a.q = s.q.tensor();
+          a.k = a.pk = s.k.tensor();
+          a.v = a.pv = s.v.tensor();
+          a.segments = list.tensor();
+          a.pairs = count_pairs(segments);
+          a.scale = s.scale();
           table.attn_bwd(a, {});
         }
         results.push_back({dq.element_bytes(), dk.element_bytes(), dv.element_bytes()});
@@ -465,8 +484,12 @@ TEST_P(OpBits, LogprobLossAndSamplerAgree) {
       const Buffer token = i32({R}, {}), sampled = f32({R}), scratch = f32({R, V}, logits);
       const Buffer counter = i32({R, 3}, below("counter", R * 3, INT32_MAX));
       Sample sample{};
-      sample.token = token.tensor(), sample.logprob = sampled.tensor(), sample.logits = scratch.tensor();
-      sample.counter = counter.tensor(), sample.key = 5, sample.temperature = temperature;
+      sample.token = token.tensor();
+      sample.logprob = sampled.tensor();
+      sample.logits = scratch.tensor();
+      sample.counter = counter.tensor();
+      sample.key = 5;
+      sample.temperature = temperature;
       table.sample(sample, {});
       const Buffer lp = f32({R}), h = f32({R}), input = f32({R, V}, logits);
       table.logprob({lp.tensor(), h.tensor(), input.tensor(), token.tensor(), temperature}, {});
@@ -474,10 +497,17 @@ TEST_P(OpBits, LogprobLossAndSamplerAgree) {
                    gradient = f32({R, V}, logits);
       const Buffer clipped = i32({R}, {}), weight = f32({R}, "weight"), old = f32({R}, "old");
       LogitsLoss a{};
-      a.logprob = loss_lp.tensor(), a.entropy = loss_h.tensor(), a.loss = loss.tensor(), a.kl = kl.tensor();
-      a.clipped = clipped.tensor(), a.logits = gradient.tensor(), a.target = token.tensor();
-      a.weight = a.kl_weight = a.advantage = weight.tensor(), a.old_logprob = old.tensor();
-      a.spec.policy = PolicyLoss::ppo, a.spec.temperature = temperature;
+      a.logprob = loss_lp.tensor();
+      a.entropy = loss_h.tensor();
+      a.loss = loss.tensor();
+      a.kl = kl.tensor();
+      a.clipped = clipped.tensor();
+      a.logits = gradient.tensor();
+      a.target = token.tensor();
+      a.weight = a.kl_weight = a.advantage = weight.tensor();
+      a.old_logprob = old.tensor();
+      a.spec.policy = PolicyLoss::ppo;
+      a.spec.temperature = temperature;
       table.logits_loss(a, {});
       EXPECT_TRUE(same(sampled.element_bytes(), lp.element_bytes())) << "sample, V " << V;
       EXPECT_TRUE(same(loss_lp.element_bytes(), lp.element_bytes())) << "logits_loss, V " << V;

@@ -104,7 +104,8 @@ void slightly_wrong(const SwigluFwd& a, Stream s) {
 }
 void forgets_last(const EmbeddingFwd& a, Stream s) {
   EmbeddingFwd less = a;
-  less.y = a.y.rows(0, a.y.shape[0] - 1), less.ids = a.ids.rows(0, a.ids.shape[0] - 1);
+  less.y = a.y.rows(0, a.y.shape[0] - 1);
+  less.ids = a.ids.rows(0, a.ids.shape[0] - 1);
   table_ref.embedding_fwd(less, s);
 }
 
@@ -120,7 +121,8 @@ TEST(OpTestList, FindsBrokenTables) {
     const std::string op = row.op->op;
     if (op == "rmsnorm_fwd" && row.size != "N=5,C=64,gap=3") continue;
     OpRun reference(table_ref, DType::f64), run(broken, DType::f32);
-    row.run(reference), row.run(run);
+    row.run(reference);
+    row.run(run);
     EXPECT_FALSE(differences(run, reference).empty()) << op << " " << row.size;
     found[op] = joined(differences(run, reference));
   }

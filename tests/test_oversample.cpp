@@ -75,7 +75,8 @@ TEST(Oversample, TheRestLeavesNoTrace) {
       EXPECT_EQ(group[k].advantage, advantages[k]);
       changed += group[k].advantage != expected[k].advantage;
       kept.add(group[k].score);
-      tokens += std::ssize(group[k].tokens), rows += std::ssize(group[k].tokens) - 1;
+      tokens += std::ssize(group[k].tokens);
+      rows += std::ssize(group[k].tokens) - 1;
     }
     zero += scores(group) == std::vector<double>(3, scores(group)[0]);
   }
@@ -96,7 +97,8 @@ TEST(Oversample, DynamicSamplingLooksAtTheKept) {
   for (const auto& [g, group] : groups(plain.trainer->samples())) {
     std::vector<double> kept;
     for (const size_t k : best_members(scores(group), 2)) kept.push_back(group[k].score);
-    differ += group_is_informative(scores(group)), kept_differ += group_is_informative(kept);
+    differ += group_is_informative(scores(group));
+    kept_differ += group_is_informative(kept);
   }
   EXPECT_GT(differ, kept_differ) << "the test's rewards make no difference";
   const Metrics m = run.step();

@@ -19,7 +19,8 @@ TEST(PagePool, LastInFirstOut) {
   EXPECT_EQ(pool.allocate(), 1);
   EXPECT_EQ(pool.allocate(), 2);
   EXPECT_THROW(pool.allocate(), std::logic_error);
-  pool.release(1), pool.release(0);
+  pool.release(1);
+  pool.release(0);
   EXPECT_EQ(pool.free(), 2);
   EXPECT_EQ(pool.peak(), 3);
   EXPECT_EQ(pool.allocate(), 0);
@@ -29,9 +30,11 @@ TEST(PagePool, LastInFirstOut) {
 TEST(PagePool, APageIsFreedByItsLastReference) {
   PagePool pool(2);
   const int32_t page = pool.allocate();
-  pool.retain(page), pool.retain(page);
+  pool.retain(page);
+  pool.retain(page);
   EXPECT_EQ(pool.references(page), 3);
-  pool.release(page), pool.release(page);
+  pool.release(page);
+  pool.release(page);
   EXPECT_EQ(pool.used(), 1);
   pool.release(page);
   EXPECT_EQ(pool.used(), 0);
@@ -42,7 +45,9 @@ TEST(PagePool, APageIsFreedByItsLastReference) {
 
 ModelConfig small() {
   ModelConfig c;
-  c.layers = 3, c.kv_heads = 2, c.head_dim = 6;
+  c.layers = 3;
+  c.kv_heads = 2;
+  c.head_dim = 6;
   return c;
 }
 
@@ -139,7 +144,8 @@ class CacheWorld {
     const int64_t limit = some_slots(s.limit), more = pages(limit) - pages(s.limit);
     if (!reserve(more)) return;
     cache_.extend(id, more);
-    s.limit = limit, s.reservation += more;
+    s.limit = limit;
+    s.reservation += more;
   }
   void append(int id) {
     Sequence& s = live_.at(id);
@@ -199,7 +205,8 @@ class CacheWorld {
         }
         if (!kept && !shared[i]) s.reservation++;
       }
-      s.reservation -= fresh, cuts_ += fresh > 0;
+      s.reservation -= fresh;
+      cuts_ += fresh > 0;
       EXPECT_EQ(cache_.reserved(), reserved_pages - fresh);
       compressions.push_back({static_cast<int32_t>(n), first, 0, keep, 0});
       for (int64_t h = 0; h < K; h++) {

@@ -20,7 +20,8 @@ double enumerated(const std::vector<double>& scores, int k) {
     double best = -INFINITY;
     for (size_t i = 0; i < scores.size(); i++)
       if (subset >> i & 1) best = std::max(best, scores[i]);
-    sum += best, count++;
+    sum += best;
+    count++;
   }
   return sum / count;
 }

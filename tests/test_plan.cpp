@@ -171,7 +171,8 @@ TEST(Plan, NoStepPassesTheMost) {
         return scores;
       };
       GrpoKeys some = trainer.keys();
-      some.eos.clear(), some.algorithm.adv_filter_threshold = 0.7;
+      some.eos.clear();
+      some.algorithm.adv_filter_threshold = 0.7;
       Metrics metrics;
       Grpo(some, trainer.engine(), {.prompts = prompts, .scores = scores, .progress = {}}).step(1, metrics);
       dropped += metrics.get("filter/small_adv_fraction") / 12;
@@ -202,7 +203,8 @@ TEST(Plan, FlopsAreTheClosedForms) {
     const uint64_t key = rng_key(static_cast<uint64_t>(config.trainer.seed), RngStream::token_plan, 1);
     Work rollout, learner;
     for (int64_t i = 0; i < config.data.train_batch_size; i++) {
-      rollout.add_prefix(prompt), learner.add_prefix(prompt);
+      rollout.add_prefix(prompt);
+      learner.add_prefix(prompt);
       for (int64_t k = 0; k < config.rollout.n; k++) {
         rollout.add_response(prompt, tokens, tokens);
         const int64_t cut = draw_token_plan(config.actor, tokens, key,
@@ -282,8 +284,16 @@ TEST(Plan, NeedsNoMemoryOfItsOwn) {
 }
 
 size_t taken_bytes = 0;
-constexpr Memory kCounted = {.take = [](size_t n) { return taken_bytes += n, host_memory.take(n); },
-                             .give = [](void* p, size_t n) { taken_bytes -= n, host_memory.give(p, n); },
+constexpr Memory kCounted = {.take =
+                                 [](size_t n) {
+                                   taken_bytes += n;
+                                   return host_memory.take(n);
+                                 },
+                             .give =
+                                 [](void* p, size_t n) {
+                                   taken_bytes -= n;
+                                   host_memory.give(p, n);
+                                 },
                              .free = [] { return host_memory.free(); },
                              .total = [] { return host_memory.total(); }};
 

@@ -164,7 +164,8 @@ TEST_F(PlanCommand, WhatDoesNotFitEndsWithThree) {
 TEST_F(PlanCommand, CommandsUnderALimitSayWhatDoesNotFit) {
 #if !defined(__SANITIZE_ADDRESS__)
   const std::string model = at("model");
-  write("ids.jsonl", "{\"ids\": [1, 2, 3, 4]}\n"), write("rows.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n");
+  write("ids.jsonl", "{\"ids\": [1, 2, 3, 4]}\n");
+  write("rows.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n");
   const std::string big =
       " data.max_prompt_length=64 data.max_response_length=140 rollout.max_num_seqs=4000 "
       "rollout.max_num_batched_tokens=20000 actor.ppo_max_token_len=40000";

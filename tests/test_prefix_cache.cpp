@@ -63,7 +63,8 @@ TEST(Rpo, TheLimitOfACut) {
   }
   EXPECT_EQ(suffix_limit(keys, 50, 20, 7), 30);
   EXPECT_EQ(longest_suffix(keys, 50), 50);
-  keys.enable = true, keys.suffix_cap = SuffixCap::removed;
+  keys.enable = true;
+  keys.suffix_cap = SuffixCap::removed;
   EXPECT_EQ(suffix_limit(keys, 50, 20, 7), 7);
   EXPECT_EQ(longest_suffix(keys, 50), 25);
   EXPECT_EQ(longest_suffix(keys, 3), 1);
@@ -85,7 +86,8 @@ TEST(Rpo, TheEntryIsTheBestOrAny) {
     int64_t best = 0;
     for (uint64_t i = 0; i < 10000; i++) {
       const Choice c = draw_entry(keys, group, rng_key(1, RngStream::rpo_update, 7), mix64(i));
-      counts[c.member]++, best += c.best;
+      counts[c.member]++;
+      best += c.best;
       EXPECT_TRUE(!c.best || c.member == 3);
     }
     return std::pair(counts, best);
@@ -160,7 +162,8 @@ TEST(Rpo, PrefixesAreTheBeginningsOfTheEntriesBeforeTheStep) {
           EXPECT_LE(s.response_length(), 50);
           EXPECT_EQ(s.finished, s.tokens.back() == 2);
           EXPECT_EQ(std::count(s.prefix.begin(), s.prefix.end(), 2), 0) << "an EOS in the middle";
-          generated += std::ssize(s.tokens), replayed += std::ssize(s.prefix);
+          generated += std::ssize(s.tokens);
+          replayed += std::ssize(s.prefix);
           if (found == before.end()) continue;
           const std::vector<int32_t>& ids = found->second.ids;
           ASSERT_LT(s.prefix.size(), ids.size());
@@ -309,7 +312,8 @@ TEST(Rpo, TheSmallestPoolSuffices) {
 // A group of the learner is |prompt| + |prefix| + sum(|suffix| - 1) rows; each prefix is computed once.
 TEST(Rpo, TheLearnerComputesAPrefixOnce) {
   TrainingRun run(tiny_run("qwen3", rpo));
-  run.step(), run.step();
+  run.step();
+  run.step();
   const Metrics m = run.step();
   Work work, copies;
   for (const auto group : groups_of(run.trainer->samples(), 5)) {
@@ -329,7 +333,8 @@ TEST(Rpo, TheLearnerComputesAPrefixOnce) {
 // In the loss, the prefix lies in every member: rows as of whole responses behind the prompt.
 TEST(Rpo, AnIncludedPrefixIsAPartOfTheResponse) {
   TrainingRun run(tiny_run("qwen3", rpo + Keys{"algorithm.rpo.prefix_loss=included"}));
-  run.step(), run.step();
+  run.step();
+  run.step();
   const Metrics m = run.step();
   Work work;
   double replayed = 0;
@@ -357,8 +362,8 @@ TEST(Rpo, DroppedGroupsUpdateTheCache) {
   int64_t groups = 0, batches = 0;
   for (int i = 0; i < 2; i++) {
     const Metrics m = run.step();
-    groups += static_cast<int64_t>(m.get("rollout/groups")),
-        batches += static_cast<int64_t>(m.get("rollout/gen_batches"));
+    groups += static_cast<int64_t>(m.get("rollout/groups"));
+    batches += static_cast<int64_t>(m.get("rollout/gen_batches"));
     EXPECT_EQ(run.trainer->prefix_cache().size(), static_cast<size_t>(6 * batches));
   }
   EXPECT_GT(6 * batches, groups);
@@ -379,7 +384,8 @@ TEST(Rpo, TheCacheScoresWhatWasSampled) {
     const Choice choice =
         draw_entry(run.session.config.algorithm.rpo, group, rng_key(3, RngStream::rpo_update, 1), uid);
     EXPECT_EQ(cache.at(row_of.at(uid)).ids, response(group[choice.member]));
-    score.add(group[choice.member].score), best.add(choice.best);
+    score.add(group[choice.member].score);
+    best.add(choice.best);
   }
   EXPECT_GT(best.mean() * (1 - best.mean()), 0) << "both kinds";
   EXPECT_EQ(m.get("rpo/argmax_rate"), best.mean());
@@ -495,9 +501,10 @@ std::vector<Trajectory> pair_of(bool included, const std::vector<int64_t>& lengt
     s.prompt = prompt;
     s.tokens = random_ids(rng, lengths[i] - prefix, 37);
     s.advantage = i == 0 ? 1 : -1;
-    if (included)
-      s.tokens.insert(s.tokens.begin(), given.begin(), given.end()), s.given = prefix;
-    else
+    if (included) {
+      s.tokens.insert(s.tokens.begin(), given.begin(), given.end());
+      s.given = prefix;
+    } else
       s.prefix = given;
     s.logprob.assign(s.tokens.size(), 0.f);
   }
@@ -547,8 +554,8 @@ TEST(Rpo, APrefixInTheLossIsNothingOrAnArtefactOfLengths) {
   const auto artefact = minus(gradient(keys, whole), gradient(rest.groups, rest.terms));
   // ... and those alone: the loss is -log p.
   TokenTerms terms(4);
-  std::fill(terms.weight.begin(), terms.weight.end(), 1.0),
-      std::fill(terms.advantage.begin(), terms.advantage.end(), 1.0);
+  std::fill(terms.weight.begin(), terms.weight.end(), 1.0);
+  std::fill(terms.advantage.begin(), terms.advantage.end(), 1.0);
   const auto prefix = gradient(
       {{whole[0].prompt, {{std::vector<int32_t>(whole[0].tokens.begin(), whole[0].tokens.begin() + 4)}}}}, terms);
   EXPECT_GT(norm(prefix), 1e-3);

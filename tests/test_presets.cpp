@@ -79,7 +79,8 @@ TEST(PaperRuns, ArePlannedAtTheirTrueShapes) {
     // A plan's time is that of its sequences, one by one: an eighth of the batch, all at a time.
     Config config =
         load_config({run.preset, "model.config=" + run.shape, "trainer.device=cuda", "rollout.max_num_seqs=1024"});
-    config.data.train_batch_size /= 8, config.actor.ppo_mini_batch_size /= 8;
+    config.data.train_batch_size /= 8;
+    config.actor.ppo_mini_batch_size /= 8;
     const Plan plan = plan_step(config, TrainingKind::grpo, false);
     const Parameter last = parameters(plan.model).back();
     EXPECT_EQ(last.offset + last.size, run.parameters) << run.preset;
@@ -91,14 +92,24 @@ TEST(PaperRuns, ArePlannedAtTheirTrueShapes) {
 // What is left of a run when model, data, lengths, batch and device are taken from another one.
 Config without_sizes(Config c) {
   const Config d;
-  c.model = d.model, c.data = d.data;
-  c.rollout.max_num_seqs = 0, c.rollout.max_num_batched_tokens = 0;
-  c.rollout.kv.evict.budget = 0, c.rollout.kv.evict.buffer = 0, c.rollout.kv.window.size = 0;
-  c.rollout.kv.blocks.size = 0, c.rollout.kv.blocks.count = 0, c.rollout.kv.blocks.dense_layers = 0;
+  c.model = d.model;
+  c.data = d.data;
+  c.rollout.max_num_seqs = 0;
+  c.rollout.max_num_batched_tokens = 0;
+  c.rollout.kv.evict.budget = 0;
+  c.rollout.kv.evict.buffer = 0;
+  c.rollout.kv.window.size = 0;
+  c.rollout.kv.blocks.size = 0;
+  c.rollout.kv.blocks.count = 0;
+  c.rollout.kv.blocks.dense_layers = 0;
   c.algorithm.rpo.max_cut = 0;
-  c.actor.ppo_mini_batch_size = 0, c.actor.ppo_max_token_len = 0, c.actor.rpc_min_tokens = 0;
-  c.trainer.device = d.trainer.device, c.trainer.total_training_steps = 0;
-  c.trainer.test_freq = 0, c.trainer.save_freq = 0;
+  c.actor.ppo_mini_batch_size = 0;
+  c.actor.ppo_max_token_len = 0;
+  c.actor.rpc_min_tokens = 0;
+  c.trainer.device = d.trainer.device;
+  c.trainer.total_training_steps = 0;
+  c.trainer.test_freq = 0;
+  c.trainer.save_freq = 0;
   c.trainer.experiment_name.clear();
   return c;
 }

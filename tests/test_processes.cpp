@@ -335,7 +335,8 @@ TEST_F(Processes, NoRankOutlivesTheLauncher) {
 
 // Whether the launcher alone gets the signal or, from a terminal or a scheduler, all processes of the job.
 TEST_F(Processes, SignalsSaveAndEndWith75) {
-  std::signal(SIGINT, SIG_DFL), std::signal(SIGHUP, SIG_DFL);  // nohup's are inherited, and obeyed
+  std::signal(SIGINT, SIG_DFL);  // nohup's are inherited, and obeyed
+  std::signal(SIGHUP, SIG_DFL);
   for (const int signal : {SIGUSR1, SIGTERM, SIGINT, SIGHUP})
     for (const bool all : {false, true}) {
       SCOPED_TRACE(cat("signal ", signal, all ? " to all" : ""));

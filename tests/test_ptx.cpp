@@ -189,7 +189,8 @@ struct GroupProduct {
   std::vector<float> d, after;
   GroupProduct(const Factors& f, const GroupShape& shape) : shape(shape) {
     Rng r = numbers(20 + static_cast<uint64_t>(&f - kFactors));
-    a = random_factors(r, f.a, 64 * 64), b = random_factors(r, f.b, 64 * static_cast<size_t>(shape.columns));
+    a = random_factors(r, f.a, 64 * 64);
+    b = random_factors(r, f.b, 64 * static_cast<size_t>(shape.columns));
     for (int i = 0; i < 64 * shape.columns; i++) d.push_back(std::bit_cast<float>(draw(r, f.d)));
     run();
   }

@@ -206,12 +206,17 @@ class Watched final : public Comm {
 // Three ranks, whose parts of a gradient take two pieces each.
 TEST(Shards, LongGradientsTravelInAlignedPieces) {
   ModelConfig c = tiny_config("qwen3", true);
-  c.layers = 1, c.hidden = 512, c.ffn = 12'000;
+  c.layers = 1;
+  c.hidden = 512;
+  c.ffn = 12'000;
   std::vector<float> weights_of_all;
   for (const Parameter& p : parameters(c))
     for (int64_t i = 0; i < p.size; i++) weights_of_all.push_back(static_cast<float>(i % 1009) / 20'000 - 0.025f);
   std::vector<Group> groups;
-  for (int32_t g = 0; g < 3; g++) groups.push_back({{1, g + 3}, {{{g + 4, 2 * g + 5}}}}), groups.back().shard = g;
+  for (int32_t g = 0; g < 3; g++) {
+    groups.push_back({{1, g + 3}, {{{g + 4, 2 * g + 5}}}});
+    groups.back().shard = g;
+  }
   TokenTerms terms(static_cast<size_t>(loss_row_offsets(groups).back()));
   for (double& w : terms.weight) w = 0.1;
   std::vector<double> alone;
@@ -220,7 +225,10 @@ TEST(Shards, LongGradientsTravelInAlignedPieces) {
       int long_pieces = 0, unaligned = 0;  // whose memory begins at no multiple of 16 bytes
       Watched comm(of_thread, [&](std::span<const Comm::Piece> out, auto) {
         for (const Comm::Piece& p : out)
-          if (p.bytes > 1 << 20) long_pieces++, unaligned += reinterpret_cast<uintptr_t>(p.data) % 16 != 0;
+          if (p.bytes > 1 << 20) {
+            long_pieces++;
+            unaligned += reinterpret_cast<uintptr_t>(p.data) % 16 != 0;
+          }
       });
       Device device(table_cpu, {}, comm);
       Arena weights("weights"), gradients("gradients"), optimizer("optimizer"), activations("activations");
@@ -246,8 +254,10 @@ TEST(Shards, SumsOfBlocksCrossTheNetwork) {
     for (int64_t i = 0; i < p.size; i++) weights_of_all.push_back(static_cast<float>(i % 1009) / 5'000 - 0.1f);
   constexpr int32_t shards = 96;
   std::vector<Group> groups;
-  for (int32_t g = 0; g < shards; g++)
-    groups.push_back({{1, g % 7 + 2}, {{{g % 11 + 1, g % 5 + 3}}}}), groups.back().shard = g;
+  for (int32_t g = 0; g < shards; g++) {
+    groups.push_back({{1, g % 7 + 2}, {{{g % 11 + 1, g % 5 + 3}}}});
+    groups.back().shard = g;
+  }
   TokenTerms terms(static_cast<size_t>(loss_row_offsets(groups).back()));
   for (size_t i = 0; i < terms.weight.size(); i++) terms.weight[i] = 0.01 * static_cast<double>(i % 13 + 1);
   std::vector<double> alone;
@@ -332,7 +342,8 @@ TEST(Watch, NamesTheRankThatStandsStill) {
     Watch watch(3, own, [](int r) { return cat("rank ", r); });
     const auto judge = [&](int milliseconds, uint64_t calls, bool busy) {
       std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-      watch.hear(0, pulse(calls, "update", true)), watch.hear(1, pulse(calls, "rollout", true));
+      watch.hear(0, pulse(calls, "update", true));
+      watch.hear(1, pulse(calls, "rollout", true));
       watch.hear(2, pulse(calls, "rollout", false, busy));
       return watch.judge();
     };
@@ -445,7 +456,10 @@ TEST(Plan, ARankHoldsSoManyBytesAParameter) {
           int64_t bytes = 0, entries = 0;
           for (const Plan::Memory& m : plan.memory)
             for (const Arena::Entry& e : m.arena == arena ? m.entries : std::vector<Arena::Entry>())
-              if (e.name != "staging" && e.name != "rope") bytes += static_cast<int64_t>(e.bytes), entries++;
+              if (e.name != "staging" && e.name != "rope") {
+                bytes += static_cast<int64_t>(e.bytes);
+                entries++;
+              }
           return std::pair{bytes, entries};
         };
         const auto is = [&](const std::string& arena, int64_t bytes) {
@@ -457,7 +471,8 @@ TEST(Plan, ARankHoldsSoManyBytesAParameter) {
         is("gradients", 4 * all + 4 * own);
         is("optimizer", (narrow ? 4 : 8) * own + 4);
         const std::lock_guard lock(mutex);
-        sum += own, most = std::max(most, own);
+        sum += own;
+        most = std::max(most, own);
         EXPECT_EQ(all, 7'615'616'512);
       });
       EXPECT_EQ(sum, 7'615'616'512) << "every parameter has one owner";

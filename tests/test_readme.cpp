@@ -291,7 +291,9 @@ class CommandLinesRun : public Program {
       fs::create_symlink(program_path(), at(name));
     }
     ModelConfig config = tiny_config("qwen3", true);
-    config.vocab = 260, config.eos_ids = {257}, config.max_position = 2048;
+    config.vocab = 260;
+    config.eos_ids = {257};
+    config.max_position = 2048;
     save_weights(at("DIR"), config, tiny_parameters(config, 5), DType::f32);
     write("DIR/tokenizer.json", tokenizer_json({{" ", "a"}}, {"<|im_start|>", "<|im_end|>"}).dump());
     const std::string row = R"({"question": "What is 3 * 24?", "answer": "3 * 24 = 72\n#### 72"})"

@@ -31,11 +31,15 @@ Seen steps(const Config& config, int n = 1) {
   Seen seen;
   for (int i = 0; i < n; i++) {
     const Metrics m = run.step();
-    seen.checked += m.get("exact/checked_tokens"), seen.mismatches += m.get("exact/mismatch_tokens");
+    seen.checked += m.get("exact/checked_tokens");
+    seen.mismatches += m.get("exact/mismatch_tokens");
     for (const Trajectory& s : run.trainer->samples()) {
       seen.log_probs.push_back(s.logprob);
       if (s.trace)
-        for (const KvTrace& t : *s.trace) seen.compressions++, seen.at_prompts += t.tokens == std::ssize(s.prompt);
+        for (const KvTrace& t : *s.trace) {
+          seen.compressions++;
+          seen.at_prompts += t.tokens == std::ssize(s.prompt);
+        }
     }
   }
   return seen;
@@ -225,7 +229,8 @@ void add_traces(std::vector<Group>& groups, const ModelConfig& c, bool compress_
             for (int32_t n = 0; n < keep;) {
               std::vector<bool>::reference bit =
                   t.keep[h * (slots - first) + rng.below(static_cast<uint32_t>(slots - first))];
-              n += !bit, bit = true;
+              n += !bit;
+              bit = true;
             }
           traces.push_back(std::move(t));
           slots = first + keep;

@@ -99,9 +99,14 @@ TEST_F(Report, SeedsMayStartFromModelsOfTheirOwnOrFromOne) {
     runs += " " + write_run(name, seed, 20, 1);
     std::ofstream(at(name + "/config.toml"), std::ios::app) << "[model]\npath = \"" << model << "\"\n";
   };
-  add("a-s1", 1, "runs/sft-s1/model"), add("a-s2", 2, "runs/sft-s2/model"), add("a-s12", 12, "runs/sft-s12/model");
-  add("b-s1", 1, "runs/sft-s12/model"), add("b-s2", 2, "runs/sft-s1/model");
-  add("c-s1", 1, "runs/c-s1/model"), add("c-s2", 2, "runs/c-s1/model"), add("c-s3", 3, "runs/c-s1/model");
+  add("a-s1", 1, "runs/sft-s1/model");
+  add("a-s2", 2, "runs/sft-s2/model");
+  add("a-s12", 12, "runs/sft-s12/model");
+  add("b-s1", 1, "runs/sft-s12/model");
+  add("b-s2", 2, "runs/sft-s1/model");
+  add("c-s1", 1, "runs/c-s1/model");
+  add("c-s2", 2, "runs/c-s1/model");
+  add("c-s3", 3, "runs/c-s1/model");
   const json groups = data(report(runs))["groups"];
   ASSERT_EQ(groups.size(), 4u) << groups;
   EXPECT_EQ(groups[0]["runs"], json({0, 1, 2}));
@@ -251,7 +256,8 @@ TEST_F(Report, WrongRunsAreOneError) {
 // Values that a run never writes are left out, or are an error of one line.
 TEST_F(Report, ValuesOfOtherTypes) {
   for (const char* seed : {"((((", "[", "a|b*", "-1", "\\"}) {
-    write_run("a", 1, 3, 1), write_run("b", 2, 3, 1);
+    write_run("a", 1, 3, 1);
+    write_run("b", 2, 3, 1);
     for (const char* name : {"a", "b"})
       write(cat(name, "/config.toml"), cat("[trainer]\nseed = '", seed, "'\n[model]\npath = 'runs/s1/model'\n"));
     EXPECT_EQ(data(report(at("a") + " " + at("b")))["groups"].size(), 1u) << seed;
@@ -358,7 +364,8 @@ TEST_F(Browser, DrawsCurves) {
 // Every button pressed, every chart pointed at, everything unfolded: nothing fails, and nothing is wider than a phone.
 TEST_F(Browser, EverythingCanBeUsed) {
   const std::string runs = write_run("base", 1, 70, 1) + " " + write_run("rpc", 1, 70, 0.5);
-  write_samples("base"), write_samples("rpc");
+  write_samples("base");
+  write_samples("rpc");
   std::string page = report(runs);
   page.insert(page.rfind("</body>"), R"(<script>
 let pressed = 0, said = 0;

@@ -93,7 +93,8 @@ class Resume : public Program {
     auto x = state(a), y = state(b);
     for (auto* s : {&x, &y}) {  // logs: of arenas that one of them has
       for (const char* log : {"metrics.jsonl", "events.out.tfevents.pare"}) (*s)["run"]["logs"].erase(log);
-      s->erase("config"), s->erase("xxh128");
+      s->erase("config");
+      s->erase("xxh128");
     }
     EXPECT_EQ(x, y);
   }
@@ -268,7 +269,8 @@ TEST_F(Resume, AfterAnInterrupt) {
 TEST_F(Resume, AfterASignalFromOutside) {
   const Overrides endless = {"trainer.total_training_steps=1000000", "trainer.save_freq=0", "trainer.samples_freq=0"};
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
-    fs::remove_all(at("stopped")), fs::remove_all(at("whole"));
+    fs::remove_all(at("stopped"));
+    fs::remove_all(at("whole"));
     std::atomic<bool> ended = false;
     std::thread sender([&] {
       while (!ended && read_text(at("stopped/metrics.jsonl")).find("\"training/global_step\":3") == std::string::npos)
@@ -332,7 +334,11 @@ TEST_F(Resume, AfterAHangupSaidTwice) {
   std::thread sender([&] {
     while (!ended && read_text(at("stopped/metrics.jsonl")).find("\"training/global_step\":3") == std::string::npos)
       usleep(1000);
-    if (!ended) send(SIGHUP), send(SIGHUP), send(SIGTERM);
+    if (!ended) {
+      send(SIGHUP);
+      send(SIGHUP);
+      send(SIGTERM);
+    }
   });
   const Outcome o = pare("train", "stopped", keys + Overrides{"trainer.total_training_steps=1000000"});
   ended = true;
@@ -446,7 +452,10 @@ TEST_F(Resume, AfterTwoSignals) {
   std::thread sender([&] {
     while (!ended && read_text(at("stopped/metrics.jsonl")).find("\"training/global_step\":5") == std::string::npos)
       usleep(1000);
-    if (!ended) send(SIGTERM), send(SIGINT);
+    if (!ended) {
+      send(SIGTERM);
+      send(SIGINT);
+    }
   });
   const Outcome o = pare("train", "stopped", keys + Overrides{"trainer.total_training_steps=1000000"});
   ended = true;
@@ -589,7 +598,8 @@ TEST_F(Resume, WhatCannotBeContinuedSaysWhy) {
     fs::rename(path, aside);
     fs::copy(tiny_folder() + "random", path);
     refused({}, {path, "reference of its KL"});
-    fs::remove_all(path), fs::rename(aside, path);
+    fs::remove_all(path);
+    fs::rename(aside, path);
   }
   EXPECT_EQ(read_text(at("run/metrics.jsonl")), metrics);
 
@@ -640,8 +650,10 @@ TEST_F(Resume, TheBestCheckpointIsKept) {
   double best = -1;
   int64_t step = 0;
   for (const auto& line : json_lines(at("run/metrics.jsonl")))
-    if (line["val-core/jsonl/reward/mean@4"] > best)
-      best = line["val-core/jsonl/reward/mean@4"], step = line["training/global_step"];
+    if (line["val-core/jsonl/reward/mean@4"] > best) {
+      best = line["val-core/jsonl/reward/mean@4"];
+      step = line["training/global_step"];
+    }
   ASSERT_LT(step, 9) << "the run must have its best step early";
   std::vector<std::string> kept;
   for (const auto& e : fs::directory_iterator(at("run/checkpoints"))) kept.push_back(e.path().filename());

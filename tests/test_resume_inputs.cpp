@@ -24,7 +24,8 @@ class ResumeInputs : public Program {
         tiny_run() + Overrides{cat("model.config=", tiny_folder(), "bytes.json"), "model.init=fan_in", "model.path="}));
     save_weights(at("in/model"), session.model_config, session.model->get_parameters(), DType::f32, true);
     nlohmann::json config = nlohmann::json::parse(config_json(16, 270));
-    config["rope_theta"] = 10000.0, config["rms_norm_eps"] = 1e-6;
+    config["rope_theta"] = 10000.0;
+    config["rms_norm_eps"] = 1e-6;
     write("in/model/config.json", config.dump(1));
     fs::copy_file(tiny_folder() + "tokenizer.json", at("in/model/tokenizer.json"));
     write("in/model/tokenizer_config.json", R"({"pad_token": "<|im_end|>"})");
@@ -171,7 +172,8 @@ TEST_F(ResumeInputs, EveryKindOfChangeIsNoticedAndNamed) {
 TEST_F(ResumeInputs, AcceptedChangesAreWrittenDown) {
   make_inputs();
   expect_ok(pare("train", "run", keys()));
-  edit(at("in/val.jsonl"), "\"a\"", "\"b\""), edit(at("in/model/config.json"), "10000.0", "500000.0");
+  edit(at("in/val.jsonl"), "\"a\"", "\"b\"");
+  edit(at("in/model/config.json"), "10000.0", "500000.0");
   const Overrides more = keys({"--resume", "trainer.total_training_steps=4", "trainer.save_freq=2"});
   expect_refused(pare("train", "run", more), {at("in/val.jsonl"), at("in/model/config.json"), "restore them",
                                               "--accept-changed " + at("in/val.jsonl") + "\n"});

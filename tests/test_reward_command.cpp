@@ -230,7 +230,8 @@ TEST_F(RewardCommands, NothingWaitsForAFullPipe) {
                         60);
   for (const size_t size : {2, 1 << 20, 2}) {
     std::string line(size, ' ');
-    line.front() = '{', line.back() = '}';
+    line.front() = '{';
+    line.back() = '}';
     // `read` takes white space off the ends only.
     EXPECT_EQ(command.grade(line).score, static_cast<double>(size));
   }

@@ -49,10 +49,14 @@ TEST(ShapeRewards, OffLeavesTheScore) {
 
 TEST(ShapeRewards, OverlongAndKl) {
   AlgorithmKeys keys;
-  keys.use_kl_in_reward = true, keys.kl_penalty = KlLoss::k1, keys.kl_ctrl.kl_coef = 0.25;
+  keys.use_kl_in_reward = true;
+  keys.kl_penalty = KlLoss::k1;
+  keys.kl_ctrl.kl_coef = 0.25;
   std::vector<Trajectory> batch = {trajectory(0, 9, 1), trajectory(0, 5, 0)};
-  batch[0].old_logprob = batch[0].logprob, batch[0].ref_logprob.emplace(9, -1.5f);  // k1 = .5 a token
-  batch[1].old_logprob.emplace(5, -0.5f), batch[1].ref_logprob.emplace(5, -1.f);  // it is not the sampler's that counts
+  batch[0].old_logprob = batch[0].logprob;
+  batch[0].ref_logprob.emplace(9, -1.5f);  // k1 = .5 a token
+  batch[1].old_logprob.emplace(5, -0.5f);
+  batch[1].ref_logprob.emplace(5, -1.f);  // it is not the sampler's that counts
   shape_rewards({.overlong_buffer = {true, 4, 0.5}}, keys, 10, batch);
   EXPECT_DOUBLE_EQ(batch[0].overlong, -0.375);
   EXPECT_DOUBLE_EQ(batch[0].kl_penalty, 4.5);

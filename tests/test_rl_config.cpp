@@ -926,7 +926,11 @@ TEST(ConfigText, EveryCharacterReadsBack) {
   std::string all;
   std::vector<uint32_t> signs = {0x7ff, 0x800, 0x2028, 0xd7ff, 0xe000, 0xfeff, 0xfffd, 0xffff, 0x10000, 0x10ffff};
   for (uint32_t c = 0; c < 256; c++) signs.push_back(c);
-  for (const uint32_t c : signs) texts.push_back("a" + utf8(c) + "b"), texts.push_back(utf8(c)), all += utf8(c);
+  for (const uint32_t c : signs) {
+    texts.push_back("a" + utf8(c) + "b");
+    texts.push_back(utf8(c));
+    all += utf8(c);
+  }
   texts.push_back(all);
   const std::vector<const ConfigKey*> keys = text_keys();
   ASSERT_GE(keys.size(), 12u);

@@ -53,7 +53,8 @@ struct Step {
 // GSPO's ratio is the geometric mean over the sequence (Zheng et al. 2025, arXiv 2507.18071, eq. 7).
 TEST(Stages, SequenceRatiosAreMeans) {
   std::vector<Trajectory> s = {trajectory(0, 3), trajectory(0, 2)};
-  s[0].old_logprob = {-1.f, -2.f, -3.f}, s[1].old_logprob = {-0.5f, -0.25f};
+  s[0].old_logprob = {-1.f, -2.f, -3.f};
+  s[1].old_logprob = {-0.5f, -0.25f};
   const std::vector<TokenPlan> plans = {full_plan(3), full_plan(2)};
   Update u = make_update(ActorKeys(), 512, s, plans);
   const TokenOuts now{.offsets = {0, 3, 5}, .logprob = {-1.5, -2.25, -2.5, -1, -0.75}};
@@ -63,7 +64,8 @@ TEST(Stages, SequenceRatiosAreMeans) {
 
 TEST(Stages, WeightsOfTheKlHaveTheirOwnCorrection) {
   std::vector<Trajectory> s = {trajectory(0, 2), trajectory(0, 2)};
-  s[0].correction = {3, 0}, s[0].kl_correction = {2, 0};
+  s[0].correction = {3, 0};
+  s[0].kl_correction = {2, 0};
   const std::vector<TokenPlan> plans = {full_plan(2), full_plan(2)};
   const TokenTerms terms = make_update(ActorKeys(), 512, s, plans).terms;
   const double plain = terms.weight[2];
@@ -86,7 +88,8 @@ TEST(Stages, ReleasedWeightsOfNothingAreZero) {
   RolloutCorrectionKeys k;
   k.rollout_is = RolloutIs::released;
   std::vector<Trajectory> s = {trajectory(0, 2), trajectory(0, 2)};
-  s[0].old_logprob = {1.f, 2.f}, s[1].old_logprob = {-1.f, -1.f};
+  s[0].old_logprob = {1.f, 2.f};
+  s[1].old_logprob = {-1.f, -1.f};
   judge(k, s);
   set_corrections(k, s);
   EXPECT_EQ(s[0].correction, (std::vector<double>{0, 0}));
@@ -96,9 +99,12 @@ TEST(Stages, ReleasedWeightsOfNothingAreZero) {
 
 TEST(Stages, WeightsOfRejectionAreClamped) {
   std::vector<Trajectory> s = {trajectory(0, 3)};
-  s[0].old_logprob = {799.f, 49.f, -1.f}, s[0].ruling = Ruling::accepted;
+  s[0].old_logprob = {799.f, 49.f, -1.f};
+  s[0].ruling = Ruling::accepted;
   ObrsKeys k;
-  k.enable = true, k.lambda = 1, k.cap = 0;
+  k.enable = true;
+  k.lambda = 1;
+  k.cap = 0;
   set_obrs(k, 1, s);
   EXPECT_EQ(s[0].correction, (std::vector<double>{std::exp(20.0), std::exp(20.0), 1}));
 }
@@ -118,7 +124,11 @@ TEST(Stages, MismatchOfAnythingIsFinite) {
 TEST(Stages, GroupsKeepTheirShards) {
   std::vector<Trajectory> s;
   for (int group = 0; group < 4; group++)
-    for (int k = 0; k < 2; k++) s.push_back(trajectory(group, 3)), s.back().shard = 3 - group, s.back().advantage = 1;
+    for (int k = 0; k < 2; k++) {
+      s.push_back(trajectory(group, 3));
+      s.back().shard = 3 - group;
+      s.back().advantage = 1;
+    }
   s[0].filtered = s[1].filtered = true;
   const std::vector<TokenPlan> plans(s.size(), full_plan(3));
   const Update u = make_update(ActorKeys(), 512, s, plans);
@@ -136,7 +146,10 @@ TEST(Stages, CorrectionsAreNormalisedByUpdate) {
   const std::vector<Trajectory>& samples = step.grpo->samples();
   EXPECT_EQ(step.metrics.get("actor/updates"), 3);
   std::vector<Trajectory> whole = samples;
-  for (Trajectory& s : whole) s.correction.reset(), s.kl_correction.reset();
+  for (Trajectory& s : whole) {
+    s.correction.reset();
+    s.kl_correction.reset();
+  }
   std::vector<Trajectory> parts = whole;
   for (size_t at = 0; at < parts.size(); at += 10)
     set_corrections(step.keys.algorithm.rollout_correction, std::span(parts).subspan(at, 10));
@@ -172,7 +185,8 @@ TEST(Stages, FarResponsesOfNegativeAdvantageAreMasked) {
   const double advantages[] = {-1, -1, 1, -1};
   std::vector<TokenPlan> plans;
   for (size_t i = 0; i < s.size(); i++) {
-    s[i].advantage = advantages[i], s[i].logprob.assign(s[i].tokens.size(), -1);
+    s[i].advantage = advantages[i];
+    s[i].logprob.assign(s[i].tokens.size(), -1);
     plans.push_back(full_plan(std::ssize(s[i].tokens)));
   }
   s[1].logprob[2] = std::numeric_limits<float>::quiet_NaN();  // not sampled: no part of the mean
@@ -223,7 +237,8 @@ TEST(Stages, TruncatedResponsesAreMasked) {
     const Trajectory &a = all.grpo->samples()[i], &s = finished.grpo->samples()[i];
     EXPECT_EQ(a.advantage, s.advantage) << "they count in the statistics";
     EXPECT_EQ(s.filtered, !s.finished);
-    cut += s.filtered, tokens += s.filtered ? 0 : std::ssize(s.tokens);
+    cut += s.filtered;
+    tokens += s.filtered ? 0 : std::ssize(s.tokens);
   }
   EXPECT_GT(cut, 0);
   EXPECT_GT(tokens, 0);
@@ -275,9 +290,13 @@ TEST(Stages, CoinsOfRejectionAndOfTokenSubsetsDiffer) {
       const double coin = uniform_open(rng_word(rng_key(7, RngStream::obrs, 1), s.uid, static_cast<uint32_t>(t), 0));
       const bool accepts = coin < obrs_accept(step.keys.algorithm.obrs, std::exp(static_cast<double>(d[t])));
       EXPECT_EQ(s.correction->at(t) != 0, accepts);
-      tokens++, own += plan.weight[t] != 0, accepted += accepts, both += accepts && plan.weight[t] != 0;
+      tokens++;
+      own += plan.weight[t] != 0;
+      accepted += accepts;
+      both += accepts && plan.weight[t] != 0;
     }
-    kept += own, share += static_cast<double>(own) / static_cast<double>(s.tokens.size());
+    kept += own;
+    share += static_cast<double>(own) / static_cast<double>(s.tokens.size());
   }
   const auto n = static_cast<double>(step.grpo->samples().size());
   EXPECT_NEAR(step.metrics.get("ht/kept_fraction"), share / n, 1e-12) << "of this stream";

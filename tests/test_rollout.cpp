@@ -69,7 +69,10 @@ TEST(Rollout, PageIdsChangeNothing) {
   const auto first = g.rollout.generate(mixed_requests(), mixed_sampling());
   PagePool fresh(g.rollout.cache().pool().pages()), used = g.rollout.cache().pool();
   std::vector<int32_t> ids, fresh_ids;
-  for (int i = 0; i < 30; i++) ids.push_back(used.allocate()), fresh_ids.push_back(fresh.allocate());
+  for (int i = 0; i < 30; i++) {
+    ids.push_back(used.allocate());
+    fresh_ids.push_back(fresh.allocate());
+  }
   ASSERT_NE(ids, fresh_ids) << "the first run left the free list in order: nothing is tested";
   expect_same(g.rollout.generate(mixed_requests(), mixed_sampling()), first, "scrambled free list");
 }
@@ -111,12 +114,14 @@ TEST(Rollout, PairsAreCountedOncePerSharedPromptAndTheLastTokenIsNotFedBack) {
   int64_t pairs = 0, rows = 0, tokens = 0;
   for (const Request& r : requests) {
     const auto p = static_cast<int64_t>(r.prompt.size());
-    pairs += p * (p + 1) / 2, rows += p;
+    pairs += p * (p + 1) / 2;
+    rows += p;
   }
   for (const Completion& c : completions) {
     const auto p = static_cast<int64_t>(requests[c.request].prompt.size()), n = static_cast<int64_t>(c.tokens.size());
     for (int64_t i = 1; i < n; i++) pairs += p + i;
-    rows += n - 1, tokens += n;
+    rows += n - 1;
+    tokens += n;
   }
   const ModelConfig c = config();
   auto& ledger = g.ledger.phases["main"];
@@ -287,7 +292,8 @@ TEST(Rollout, EveryTokenIsHandedOutAsItIsDrawn) {
       [&](const Completion& c) {
         Completion& mine = so_far[{c.request, c.sample}];
         EXPECT_EQ(mine.tokens.size() + 1, c.tokens.size());
-        mine.tokens.push_back(c.tokens.back()), mine.logprobs.push_back(c.logprobs.back());
+        mine.tokens.push_back(c.tokens.back());
+        mine.logprobs.push_back(c.logprobs.back());
         mine.finish = c.finish;
         tokens++;
       });
@@ -372,7 +378,8 @@ TEST(Rollout, WrongInputIsRefusedBeforeTheStart) {
 // Truncated sampling: tokens outside the set are never drawn, and the log-prob is that of what was drawn from.
 TEST(Rollout, TopKOfOneIsGreedyWithCertainty) {
   Sampling greedy = mixed_sampling(), one = mixed_sampling();
-  greedy.temperature = 0, one.truncation.top_k = 1;
+  greedy.temperature = 0;
+  one.truncation.top_k = 1;
   expect_same(generate(kRoomy, mixed_requests(), one), generate(kRoomy, mixed_requests(), greedy), "top_k 1");
 }
 

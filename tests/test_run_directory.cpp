@@ -283,7 +283,8 @@ TEST_F(RunFolder, ARunGoesOnWithoutItsLogs) {
 // A run whose folder is gone, or elsewhere, ends with the next save, and makes no second one.
 TEST_F(RunFolder, AFolderThatIsMovedOrRemovedEndsTheRun) {
   for (const bool moved : {true, false}) {
-    fs::remove_all(at("run")), fs::remove_all(at("moved"));
+    fs::remove_all(at("run"));
+    fs::remove_all(at("moved"));
     std::atomic<bool> ended = false;
     std::thread mover([&] {
       while (!ended && read_text(at("run/metrics.jsonl")).find("\"training/global_step\":3") == std::string::npos)

@@ -102,7 +102,10 @@ TEST_F(Safetensors, WrittenFileReadsBack) {
     std::vector<float> back(6);
     file.read_f32(*file.find("z"), back.data());
     std::vector<float> expected = a;
-    if (dtype == DType::bf16) expected[4] = 1, expected[5] = 0x1.04p0f;  // ties go to the even neighbour
+    if (dtype == DType::bf16) {  // ties go to the even neighbour
+      expected[4] = 1;
+      expected[5] = 0x1.04p0f;
+    }
     EXPECT_EQ(back, expected);
   }
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_), fs::directory_iterator()), 1) << "something left beside";

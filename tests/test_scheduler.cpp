@@ -12,7 +12,9 @@ namespace {
 
 ModelConfig small() {
   ModelConfig c;
-  c.layers = 3, c.kv_heads = 1, c.head_dim = 2;
+  c.layers = 3;
+  c.kv_heads = 1;
+  c.head_dim = 2;
   return c;
 }
 

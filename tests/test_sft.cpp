@@ -54,7 +54,10 @@ TEST_F(Sft, HeldOutLossIsTheMeanOverTheTokensOfCompletions) {
     EXPECT_EQ(completion.back(), session.eos[0]);
     const TokenOuts out =
         Learner::logprobs(*session.model, session.activations, {{{prompt[0]}, {{rest}}}}, 1, session.learner_options());
-    for (size_t i = prompt.size() - 1; i < out.logprob.size(); i++) sum -= out.logprob[i], tokens++;
+    for (size_t i = prompt.size() - 1; i < out.logprob.size(); i++) {
+      sum -= out.logprob[i];
+      tokens++;
+    }
   }
   const double expected = sum / static_cast<double>(tokens);
   EXPECT_GT(expected, 0.1);
@@ -104,7 +107,10 @@ TEST_F(Sft, AStepLogsItsLossAndItsEntropy) {
   SftTraining sft(session);
   const TokenOuts out = Learner::logprobs(*session.model, session.activations, groups, 1, session.learner_options());
   double loss = 0, entropy = 0;
-  for (size_t r = 0; r < out.logprob.size(); r++) loss -= out.logprob[r], entropy += out.entropy[r];
+  for (size_t r = 0; r < out.logprob.size(); r++) {
+    loss -= out.logprob[r];
+    entropy += out.entropy[r];
+  }
   const auto tokens = static_cast<double>(out.logprob.size());
   TokenTerms terms(out.logprob.size());
   std::fill(terms.weight.begin(), terms.weight.end(), 1 / tokens);

@@ -10,8 +10,16 @@ namespace {
 TEST(SharedMemory, SidesHoldAsManyBytesAsTheLargerOne) {
   static size_t taken;
   taken = 0;
-  constexpr static Memory kCounted = {.take = [](size_t n) { return taken += n, host_memory.take(n); },
-                                      .give = [](void* p, size_t n) { taken -= n, host_memory.give(p, n); },
+  constexpr static Memory kCounted = {.take =
+                                          [](size_t n) {
+                                            taken += n;
+                                            return host_memory.take(n);
+                                          },
+                                      .give =
+                                          [](void* p, size_t n) {
+                                            taken -= n;
+                                            host_memory.give(p, n);
+                                          },
                                       .free = [] { return host_memory.free(); },
                                       .total = [] { return host_memory.total(); }};
   {

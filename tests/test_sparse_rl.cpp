@@ -148,7 +148,8 @@ TEST(SparseRl, OldLogprobsAreComputedWhereTheyAreNeeded) {
       dropped += s.dropped();
       EXPECT_EQ(s.ruling == Ruling::none, !s.old_logprob);
       if (s.ruling == Ruling::none) continue;
-      judged++, tokens += static_cast<int64_t>(s.tokens.size());
+      judged++;
+      tokens += static_cast<int64_t>(s.tokens.size());
       EXPECT_EQ(s.old_logprob->size(), s.tokens.size());
       if (s.group != group) work.add_prefix(static_cast<int64_t>(s.prompt.size()));
       group = s.group;

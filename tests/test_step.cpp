@@ -16,8 +16,15 @@ namespace {
 
 ModelConfig one_layer() {
   ModelConfig c;
-  c.model_type = "llama", c.layers = 1;
-  c.hidden = 12, c.heads = 6, c.kv_heads = 2, c.head_dim = 4, c.ffn = 17, c.vocab = 19, c.max_position = 40;
+  c.model_type = "llama";
+  c.layers = 1;
+  c.hidden = 12;
+  c.heads = 6;
+  c.kv_heads = 2;
+  c.head_dim = 4;
+  c.ffn = 17;
+  c.vocab = 19;
+  c.max_position = 40;
   return c;
 }
 
@@ -102,8 +109,11 @@ TEST(Step, IsTheRealStep) {
   std::set<size_t> lengths;
   for (size_t k = 0; k < completions.size(); k++) {
     Trajectory s;
-    s.member = static_cast<int32_t>(k), s.uid = o.uids[k], s.prompt = o.prompt;
-    s.tokens = completions[k].tokens, s.logprob = completions[k].logprobs;
+    s.member = static_cast<int32_t>(k);
+    s.uid = o.uids[k];
+    s.prompt = o.prompt;
+    s.tokens = completions[k].tokens;
+    s.logprob = completions[k].logprobs;
     s.score = s.reward = reward(s.tokens);
     lengths.insert(s.tokens.size());
     EXPECT_EQ(s.tokens, step.responses[k].tokens) << k;
@@ -156,8 +166,11 @@ class Engine {
     keys.actor.optim.lr = o.lr;
     keys.actor.grad_clip = o.max_norm;
     keys.actor.ppo_epochs = o.updates;
-    keys.eos = {o.eos}, keys.max_response_length = o.max_tokens, keys.total_training_steps = 9;
-    keys.seed = o.seed, keys.exact = keys.checks = true;
+    keys.eos = {o.eos};
+    keys.max_response_length = o.max_tokens;
+    keys.total_training_steps = 9;
+    keys.seed = o.seed;
+    keys.exact = keys.checks = true;
   }
 
   void step() {
@@ -175,7 +188,8 @@ class Engine {
       upload_parameters(*adapters, adapter);
       sparse.adapters = adapters.get();
       LearnerOptions attends = options;
-      attends.blocks = block_reads(keys.kv), attends.dense_reference = true;
+      attends.blocks = block_reads(keys.kv);
+      attends.dense_reference = true;
       student = std::make_unique<Learner>(sparse, w.gradients, w.optimizer, w.activations, attends);
     }
     Rollout rollout(sparse, limits, kv, w.activations, &w.model);
@@ -237,7 +251,8 @@ struct Both {
     }
     double norms = 0, clipped = 0, rows = 0;
     for (const ref::StepUpdate& u : step.updates) {
-      norms += u.norm, clipped += static_cast<double>(u.clipped);
+      norms += u.norm;
+      clipped += static_cast<double>(u.clipped);
       for (const auto& logprobs : u.logprobs) rows += static_cast<double>(logprobs.size());
     }
     EXPECT_EQ(metric("actor/grad_norm"), norms / static_cast<double>(step.updates.size()));
@@ -259,7 +274,8 @@ void nothing(Engine&) {}
 // The second one has old log-probs, and clips.
 TEST(Step, UpdatesAreTheEngines) {
   ref::StepOptions o = five_responses();
-  o.updates = 3, o.lr = 0.05f;
+  o.updates = 3;
+  o.lr = 0.05f;
   const Both both(o, nothing);
   EXPECT_EQ(both.step.updates[0].clipped, 0);
   EXPECT_GT(both.step.updates[1].clipped, 0) << "the clip does nothing";
@@ -269,7 +285,8 @@ TEST(Step, UpdatesAreTheEngines) {
 TEST(Step, DashIsTheEngines) {
   for (const int updates : {1, 2}) {
     ref::StepOptions o = five_responses();
-    o.updates = updates, o.dash_threshold = 0.7;
+    o.updates = updates;
+    o.dash_threshold = 0.7;
     const Both both(o, [&](Engine& e) { e.keys.algorithm.adv_filter_threshold = o.dash_threshold; });
     const double filtered = both.metric("filter/small_adv_fraction");
     EXPECT_GT(filtered, 0);
@@ -280,7 +297,8 @@ TEST(Step, DashIsTheEngines) {
 TEST(Step, NatIsTheEngines) {
   for (const int updates : {1, 2}) {
     ref::StepOptions o = five_responses();
-    o.updates = updates, o.nat_tokens = 2;
+    o.updates = updates;
+    o.nat_tokens = 2;
     const Both both(o, [&](Engine& e) {
       e.keys.actor.token_subset = TokenSubset::rpc;
       e.keys.actor.rpc_min_tokens = o.nat_tokens;
@@ -292,7 +310,9 @@ TEST(Step, NatIsTheEngines) {
 
 void set_rpo(Engine& e, const ref::StepOptions& o) {
   RpoKeys& rpo = e.keys.algorithm.rpo;
-  rpo.enable = true, rpo.cut = RpoCut::fixed, rpo.max_cut = o.rpo_max_cut;
+  rpo.enable = true;
+  rpo.cut = RpoCut::fixed;
+  rpo.max_cut = o.rpo_max_cut;
   e.cache[0] = {.ids = o.rpo_earlier, .score = 0, .reward = 0, .step = 0, .shortest = 6};
 }
 
@@ -300,7 +320,10 @@ TEST(Step, RpoIsTheEngines) {
   std::set<size_t> lengths;
   for (const uint64_t at : {1, 2, 3}) {
     ref::StepOptions o = five_responses();
-    o.step = at, o.updates = 2, o.rpo_earlier = {9, 1, 16, 12, 3, 8}, o.rpo_max_cut = 5;
+    o.step = at;
+    o.updates = 2;
+    o.rpo_earlier = {9, 1, 16, 12, 3, 8};
+    o.rpo_max_cut = 5;
     const Both both(o, [&](Engine& e) { set_rpo(e, o); });
     EXPECT_EQ(both.metric("rpo/hit_rate"), 1);
     lengths.insert(both.step.prefix.size());
@@ -312,8 +335,11 @@ TEST(Step, RpoIsTheEngines) {
 // Block top-k, xi and the veto.
 void set_sparse(Engine& e, const ref::StepOptions& o) {
   e.keys.kv.method = KvMethod::block_topk;
-  e.keys.kv.blocks.size = 4, e.keys.kv.blocks.count = o.blocks, e.keys.kv.blocks.dense_layers = 0;
-  e.keys.kv.blocks.first = 0, e.keys.kv.blocks.last = 1;
+  e.keys.kv.blocks.size = 4;
+  e.keys.kv.blocks.count = o.blocks;
+  e.keys.kv.blocks.dense_layers = 0;
+  e.keys.kv.blocks.first = 0;
+  e.keys.kv.blocks.last = 1;
   e.keys.algorithm.rollout_correction.veto = o.veto;
   e.keys.algorithm.rollout_correction.rollout_is = RolloutIs::paper;
   e.keys.exact = e.keys.checks = false;
@@ -323,7 +349,10 @@ TEST(Step, SparseRlIsTheEngines) {
   for (const int updates : {1, 2})
     for (const double veto : {1e-4, 0.6}) {
       ref::StepOptions o = five_responses();
-      o.prompt = {5, 11, 2, 7, 7, 1, 18, 3, 8, 10}, o.updates = updates, o.blocks = 2, o.veto = veto;
+      o.prompt = {5, 11, 2, 7, 7, 1, 18, 3, 8, 10};
+      o.updates = updates;
+      o.blocks = 2;
+      o.veto = veto;
       const Both both(o, [&](Engine& e) { set_sparse(e, o); });
       EXPECT_GT(both.metric("rollout_corr/xi_max"), 1.1);
       EXPECT_EQ(both.metric("rollout_corr/rejection_rate") > 0, veto == 0.6);
@@ -354,7 +383,11 @@ ref::StepAdapter random_adapter(int64_t rank, uint64_t seed) {
 TEST(Step, DistillSparseIsTheEngines) {
   for (const double veto : {1e-4, 0.6}) {
     ref::StepOptions o = five_responses();
-    o.prompt = {5, 11, 2, 7, 7, 1, 18, 3, 8, 10}, o.blocks = 2, o.veto = veto, o.rank = 3, o.distill_lambda = 0.4f;
+    o.prompt = {5, 11, 2, 7, 7, 1, 18, 3, 8, 10};
+    o.blocks = 2;
+    o.veto = veto;
+    o.rank = 3;
+    o.distill_lambda = 0.4f;
     ref::StepAdapter adapter = random_adapter(o.rank, 3);
     const std::vector<double> start = flat(adapter);
     const Both both(
@@ -381,9 +414,16 @@ TEST(Step, DistillSparseIsTheEngines) {
 TEST(Step, PapersTogetherAreTheEngines) {
   ref::StepOptions o = five_responses();
   for (uint64_t k = 5; k < 9; k++) o.uids.push_back(sequence_uid(0, 8, 0, k));
-  o.dash_threshold = 0.5, o.nat_tokens = 3, o.rpo_earlier = {9, 1, 16, 12, 3, 8}, o.rpo_max_cut = 5;
-  o.prompt = {5, 11, 2, 7, 7, 1, 18, 3, 8, 10}, o.max_tokens = 10, o.blocks = 2, o.veto = 0.5;
-  o.rank = 2, o.distill_lambda = 0.4f;
+  o.dash_threshold = 0.5;
+  o.nat_tokens = 3;
+  o.rpo_earlier = {9, 1, 16, 12, 3, 8};
+  o.rpo_max_cut = 5;
+  o.prompt = {5, 11, 2, 7, 7, 1, 18, 3, 8, 10};
+  o.max_tokens = 10;
+  o.blocks = 2;
+  o.veto = 0.5;
+  o.rank = 2;
+  o.distill_lambda = 0.4f;
   ref::StepAdapter adapter = random_adapter(o.rank, 4);
   const std::vector<double> start = flat(adapter);
   const Both both(
@@ -393,7 +433,8 @@ TEST(Step, PapersTogetherAreTheEngines) {
         set_rpo(e, o);
         set_distill(e, o);
         e.keys.algorithm.adv_filter_threshold = o.dash_threshold;
-        e.keys.actor.token_subset = TokenSubset::rpc, e.keys.actor.rpc_min_tokens = o.nat_tokens;
+        e.keys.actor.token_subset = TokenSubset::rpc;
+        e.keys.actor.rpc_min_tokens = o.nat_tokens;
         e.adapter = start;
       },
       &adapter);

@@ -26,13 +26,15 @@ class StopTest : public testing::Test {
   ~StopTest() override { fs::remove_all(folder_); }
   Stop stop(const std::vector<std::string>& texts, const std::vector<int64_t>& ids = {}) const {
     RolloutKeys keys;
-    keys.stop = texts, keys.stop_token_ids = ids;
+    keys.stop = texts;
+    keys.stop_token_ids = ids;
     return make_stop(keys, tokenizer_.get(), 263);
   }
   std::string error(const std::vector<std::string>& texts, const std::vector<int64_t>& ids,
                     bool tokenizer = true) const {
     RolloutKeys keys;
-    keys.stop = texts, keys.stop_token_ids = ids;
+    keys.stop = texts;
+    keys.stop_token_ids = ids;
     try {
       make_stop(keys, tokenizer ? tokenizer_.get() : nullptr, 263);
     } catch (const Error& e) {
@@ -97,7 +99,8 @@ TEST_F(StopTest, TheTextOfAResponse) {
   const Stop s = stop({"c"}, {261, 'b'});
   const auto shown = [&](const Ids& tokens, Finish finish) {
     Completion c;
-    c.tokens = tokens, c.finish = finish;
+    c.tokens = tokens;
+    c.finish = finish;
     return text_tokens(c, s, *tokenizer_);
   };
   EXPECT_EQ(shown({'a', 262}, Finish::eos), 1u);
@@ -145,7 +148,9 @@ TEST(Rollout, StopsEndResponsesWhateverIsQueued) {
   for (Completion& c : expected) {
     for (size_t n = 1; n <= c.tokens.size(); n++)
       if (const auto end = end_of(sampling.eos, sampling.stop, {}, std::span(c.tokens).first(n))) {
-        c.tokens.resize(n), c.logprobs.resize(n), c.finish = *end;
+        c.tokens.resize(n);
+        c.logprobs.resize(n);
+        c.finish = *end;
         break;
       }
     by[static_cast<int>(c.finish)]++;

@@ -146,7 +146,8 @@ TEST_F(Streams, NorDoesWhatAModelWrites) {
   if (!has_terminals()) GTEST_SKIP() << "no pseudo-terminals here";
   // A random model over bytes: sooner or later it writes every one of them.
   ModelConfig config = tiny_config("qwen3", true);
-  config.vocab = 256, config.eos_ids = {};
+  config.vocab = 256;
+  config.eos_ids = {};
   save_weights(at("model"), config, tiny_parameters(config, 5), DType::f32);
   write("model/tokenizer.json", tokenizer_json({}).dump());
   const std::string words =

@@ -154,13 +154,18 @@ TEST(Ssa, DrawsAreDistributedAsStated) {
   std::vector<int64_t> inits(10), ops(2), queries(kSteps * kSteps);
   std::vector<std::vector<int64_t>> left(kSteps), right(kSteps);
   int64_t both_previous = 0;
-  for (int j = 0; j < kSteps; j++) left[j].resize(3 + j), right[j].resize(3 + j);
+  for (int j = 0; j < kSteps; j++) {
+    left[j].resize(3 + j);
+    right[j].resize(3 + j);
+  }
   for (int64_t i = 0; i < kProblems; i++) {
     const SsaProgram program = SsaTask::parse(task.problem(i).prompt);
     for (int v : program.inits) inits[v]++;
     for (int j = 0; j < kSteps; j++) {
       const auto& s = program.statements[j];
-      left[j][s.left]++, right[j][s.right]++, ops[s.op == '-']++;
+      left[j][s.left]++;
+      right[j][s.right]++;
+      ops[s.op == '-']++;
       both_previous += j == 1 && s.left == 3 && s.right == 3;
     }
     queries[(program.queries[0] - 3) * kSteps + program.queries[1] - 3]++;
@@ -313,7 +318,10 @@ TEST(Ssa, GuessingSucceedsOnceInAHundred) {
 
 TEST(Ssa, OtherSizes) {
   SsaConfig config;
-  config.inits = 1, config.queries = 1, config.min_statements = 1, config.max_statements = 1;
+  config.inits = 1;
+  config.queries = 1;
+  config.min_statements = 1;
+  config.max_statements = 1;
   Rng rng = test_rng(0);
   config.late = true;
   const SsaTask one(config, 2);
@@ -344,7 +352,11 @@ TEST(Ssa, WrongSettingsAreErrors) {
   EXPECT_THROW(with([](SsaConfig& c) { c.noise = 1.1; }), Error);
   EXPECT_THROW(with([](SsaConfig& c) { c.repeat = -0.1; }), Error);
   EXPECT_THROW(with([](SsaConfig& c) { c.answer_noise = std::nan(""); }), Error);
-  EXPECT_THROW(with([](SsaConfig& c) { c.late = true, c.noise = 0.6; }), Error);
+  EXPECT_THROW(with([](SsaConfig& c) {
+                 c.late = true;
+                 c.noise = 0.6;
+               }),
+               Error);
   EXPECT_THROW(SsaTask({}, 1, 0), Error);
   EXPECT_THROW(ssa_variant("lat"), Error);
 }

@@ -38,7 +38,10 @@ Metrics metrics(std::initializer_list<std::pair<const char*, double>> values) {
 
 TEST_F(Tensorboard, ChecksumsOfTheStandard) {  // RFC 3720, appendix B.4
   std::string up, down;
-  for (int i = 0; i < 32; i++) up += static_cast<char>(i), down += static_cast<char>(31 - i);
+  for (int i = 0; i < 32; i++) {
+    up += static_cast<char>(i);
+    down += static_cast<char>(31 - i);
+  }
   EXPECT_EQ(crc32c(""), 0u);
   EXPECT_EQ(crc32c("123456789"), 0xE3069283u);
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAu);

@@ -53,7 +53,10 @@ TEST(TokenLoss, GoldenKlEstimates) {
   for (const auto& c : cases) {
     double x = c.at("ref_minus_logp"), k1 = c.at("k1"), k2 = c.at("k2"), k3 = c.at("k3");
     if (std::fabs(x) > 20) {  // the input is clamped, and so is the output of k3
-      x = std::copysign(20, x), k1 = -x, k2 = x * x / 2, k3 = std::exp(x) - x - 1;
+      x = std::copysign(20, x);
+      k1 = -x;
+      k2 = x * x / 2;
+      k3 = std::exp(x) - x - 1;
       clamped++;
     }
     k3 = std::min(k3, 10.0);
@@ -127,7 +130,8 @@ TEST(TokenLoss, DerivativesEqualDifferences) {
       for (double A : {1.4, -0.8})
         for (double gap : {-25.0, -0.6, -0.15, 0.1, 0.4, 0.9, 25.0}) {
           LossSpec spec = ppo(0.2f, 0.28f, 2);
-          spec.policy = policy, spec.kl = kl;
+          spec.policy = policy;
+          spec.kl = kl;
           auto at = [&](double d) {
             const double old = lp - gap + (policy == PolicyLoss::cispo ? d : 0);
             return loss(spec, lp + d, old, gap + d, A, lp + gap);

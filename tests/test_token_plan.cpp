@@ -36,9 +36,13 @@ double expected_urs(const std::vector<double>& losses, double p, bool horvitz_th
   for (uint32_t bits = 0; bits < (1u << n); bits++) {
     std::vector<bool> mask(n);
     double probability = 1;
-    for (size_t t = 0; t < n; t++) mask[t] = bits >> t & 1, probability *= mask[t] ? p : 1 - p;
+    for (size_t t = 0; t < n; t++) {
+      mask[t] = bits >> t & 1;
+      probability *= mask[t] ? p : 1 - p;
+    }
     const double e = estimate(urs_plan(mask, p, horvitz_thompson), losses);
-    mean += probability * e, square += probability * e * e;
+    mean += probability * e;
+    square += probability * e * e;
   }
   if (variance) *variance = square - mean * mean;
   return mean;

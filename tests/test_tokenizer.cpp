@@ -146,7 +146,10 @@ TEST_F(SentencePieceFile, MergesAsDefined) {
         float score = 0;
         for (size_t k = 0; k + 1 < parts.size(); k++)
           if (const size_t id = find(parts[k] + parts[k + 1]); id < pieces.size())
-            if (best == parts.size() || pieces[id].score > score) best = k, score = pieces[id].score;
+            if (best == parts.size() || pieces[id].score > score) {
+              best = k;
+              score = pieces[id].score;
+            }
         if (best == parts.size()) break;
         parts[best] += parts[best + 1];
         parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(best) + 1);

@@ -39,7 +39,8 @@ TEST_F(Tools, DepsNameThePackagesOfOtherSystems) {
   const std::string makefile = read_text("Makefile"), mark = "\nPACKAGES := ";
   const size_t begin = makefile.find(mark) + mark.size();
   std::string packages = makefile.substr(begin, makefile.find("\n#", begin) - begin) + " g++-12";
-  std::erase(packages, '\\'), std::replace(packages.begin(), packages.end(), '\n', ' ');
+  std::erase(packages, '\\');
+  std::replace(packages.begin(), packages.end(), '\n', ' ');
   const auto count = [](std::string text) {
     std::stringstream words(text);
     return std::distance(std::istream_iterator<std::string>(words), {});
@@ -181,7 +182,8 @@ TEST_F(Tools, TurnsOfHotLoopsAreComparedWithTheBaseline) {
     const auto put = [&](const std::string& text) {
       char line[80];
       std::snprintf(line, sizeof line, "        /*%04x*/                   %s ;\n", address, text.c_str());
-      out += line, address += 16;
+      out += line;
+      address += 16;
     };
     put("MOV R1, c[0x0][0x28]");                       // 00
     put("BAR.SYNC.DEFER_BLOCKING 0x0");                // 10: the turn
@@ -191,10 +193,11 @@ TEST_F(Tools, TurnsOfHotLoopsAreComparedWithTheBaseline) {
     put(longer ? "FADD R2, R2, R2" : "@P2 BRA 0x10");  // 50
     put(longer ? "@P2 BRA 0x10" : "EXIT");             // 60
     put(longer ? "EXIT" : "NOP");                      // 70
-    put("NOP"), put("NOP");                            // 80, 90
-    put("FMUL R3, R3, R3");                            // a0: cold
-    put("BRA 0x30");                                   // b0
-    put("BRA 0xc0");                                   // c0: no product
+    put("NOP");
+    put("NOP");              // 80, 90
+    put("FMUL R3, R3, R3");  // a0: cold
+    put("BRA 0x30");         // b0
+    put("BRA 0xc0");         // c0: no product
     return out;
   };
   if (std::system("c++filt --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no c++filt";

@@ -101,7 +101,8 @@ TEST(Truncation, ListsNameTheSet) {
           const Tensor ids = t.index("ids", {5, 1 + room}, {});
           std::vector<std::vector<double>> before, others;
           for (int64_t r = 0; r < 5; r++) {
-            before.push_back(row_of(t, "logits", r, V)), others.push_back(row_of(t, "other", r, V));
+            before.push_back(row_of(t, "logits", r, V));
+            others.push_back(row_of(t, "other", r, V));
           }
           table.truncate({logits, 1, keep}, {});
           table.list_kept({ids, logits}, {});
@@ -131,22 +132,33 @@ Loss loss_of(const Table& table, DType act, const std::vector<std::vector<double
   const auto R = static_cast<int64_t>(rows.size()), V = static_cast<int64_t>(rows[0].size());
   Call t(table, act);
   LogitsLoss a{};
-  a.logprob = t.stat_out("logprob", {R}), a.entropy = t.stat_out("entropy", {R}), a.loss = t.stat_out("loss", {R});
-  a.kl = t.stat_out("kl", {R}), a.clipped = t.index("clipped", {R}, {}), a.logits = t.act("logits", {R, V});
-  a.target = t.index("target", {R}, target), a.weight = t.stat("weight", {R}), a.kl_weight = t.stat("kl_weight", {R});
-  a.advantage = t.stat("advantage", {R}), a.old_logprob = t.stat("old_logprob", {R});
+  a.logprob = t.stat_out("logprob", {R});
+  a.entropy = t.stat_out("entropy", {R});
+  a.loss = t.stat_out("loss", {R});
+  a.kl = t.stat_out("kl", {R});
+  a.clipped = t.index("clipped", {R}, {});
+  a.logits = t.act("logits", {R, V});
+  a.target = t.index("target", {R}, target);
+  a.weight = t.stat("weight", {R});
+  a.kl_weight = t.stat("kl_weight", {R});
+  a.advantage = t.stat("advantage", {R});
+  a.old_logprob = t.stat("old_logprob", {R});
   a.spec = {.policy = PolicyLoss::ppo, .entropy_coef = 0.3f, .temperature = 0.8f};
   for (int64_t r = 0; r < R; r++) {
     for (int64_t v = 0; v < V; v++) t["logits"].set(r * V + v, rows[r][v]);
-    t["weight"].set(r, 1.5), t["kl_weight"].set(r, 0.7), t["advantage"].set(r, r % 2 ? 1 : -2);
+    t["weight"].set(r, 1.5);
+    t["kl_weight"].set(r, 0.7);
+    t["advantage"].set(r, r % 2 ? 1 : -2);
     t["old_logprob"].set(r, -1.2);
   }
   if (keep.on()) table.truncate({a.logits, 0.8f, keep}, {});
   table.logits_loss(a, {});
   Loss out;
   for (int64_t r = 0; r < R; r++) {
-    out.logprob.push_back(t["logprob"].get(r)), out.entropy.push_back(t["entropy"].get(r));
-    out.loss.push_back(t["loss"].get(r)), out.kl.push_back(t["kl"].get(r));
+    out.logprob.push_back(t["logprob"].get(r));
+    out.entropy.push_back(t["entropy"].get(r));
+    out.loss.push_back(t["loss"].get(r));
+    out.kl.push_back(t["kl"].get(r));
   }
   for (int64_t i = 0; i < R * V; i++) out.gradient.push_back(t["logits"].get(i));
   return out;
@@ -210,7 +222,8 @@ TEST(Truncation, GradientsAreFiniteDifferences) {
       const Loss at = loss_of(table_ref, DType::f64, {row}, {target}, keep);
       for (size_t v = 0; v < row.size(); v++) {
         std::vector<double> up = row, down = row;
-        up[v] += 1e-5, down[v] -= 1e-5;
+        up[v] += 1e-5;
+        down[v] -= 1e-5;
         EXPECT_NEAR(at.gradient[v], (objective(up) - objective(down)) / 2e-5, 1e-8) << "id " << v;
       }
     }

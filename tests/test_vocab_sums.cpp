@@ -102,8 +102,10 @@ struct Rows {
   int64_t count, vocabulary;
   std::vector<Row> p, q;  // logits
   Rows(int64_t vocabulary, int64_t count) : count(count), vocabulary(vocabulary) {
-    for (int kind = kRowKinds - static_cast<int>(count); kind < kRowKinds; kind++)
-      p.push_back(logits_of("p", vocabulary, kind)), q.push_back(logits_of("q", vocabulary, (kind + 1) % kRowKinds));
+    for (int kind = kRowKinds - static_cast<int>(count); kind < kRowKinds; kind++) {
+      p.push_back(logits_of("p", vocabulary, kind));
+      q.push_back(logits_of("q", vocabulary, (kind + 1) % kRowKinds));
+    }
   }
   static Tensor put(Call& t, const char* name, const std::vector<Row>& rows) {
     const Shape shape{static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows[0].size())};
@@ -183,11 +185,16 @@ TEST(VocabSums, Kl) {
         Call t(table, act);
         const Shape one{rows.count};
         LogitsLoss a{};
-        a.logprob = t.stat_out("logprob", one), a.entropy = t.stat_out("entropy", one);
-        a.loss = t.stat_out("loss", one), a.kl = t.stat_out("kl", one), a.clipped = t.index("clipped", one, {});
-        a.logits = Rows::put(t, "logits", rows.p), a.ref_logits = Rows::put(t, "ref_logits", rows.q);
+        a.logprob = t.stat_out("logprob", one);
+        a.entropy = t.stat_out("entropy", one);
+        a.loss = t.stat_out("loss", one);
+        a.kl = t.stat_out("kl", one);
+        a.clipped = t.index("clipped", one, {});
+        a.logits = Rows::put(t, "logits", rows.p);
+        a.ref_logits = Rows::put(t, "ref_logits", rows.q);
         a.target = t.index("target", one, std::vector<int32_t>(rows.count));
-        a.weight = t.stat("weight", one), a.kl_weight = t.stat("kl_weight", one);
+        a.weight = t.stat("weight", one);
+        a.kl_weight = t.stat("kl_weight", one);
         a.spec = {.policy = PolicyLoss::nll, .kl = kl, .kl_coef = 0.3f, .temperature = temperature};
         table.logits_loss(a, {});
         for (int64_t r = 0; r < rows.count; r++) EXPECT_EQ(bits(t, "kl", r), bits(expected[r])) << "row " << r;
@@ -270,7 +277,10 @@ TEST(VocabSums, Draws) {
           if (kept[r][id] == -INFINITY) continue;
           const float u = uniform_open(rng_word(key, r, 7, static_cast<uint32_t>(id)));
           const float sum = kept[r][id] + -log_of(-log_of(u));
-          if (sum > most) most = sum, best = id;
+          if (sum > most) {
+            most = sum;
+            best = id;
+          }
         }
         expected.push_back(best);
       }
@@ -368,15 +378,24 @@ TEST(VocabSums, TheHeadSumsItsTiles) {
                             rng_key(3, RngStream::sample, 1), temperature, sums_of_tiles},
                            {});
       LogitsLoss a{};
-      a.logprob = out("lp"), a.entropy = out("h"), a.loss = out("loss"), a.kl = out("kl");
-      a.clipped = t.index("clipped" + with, {n}, {}), a.logits = t.act_out("gradient" + with, {n, V});
+      a.logprob = out("lp");
+      a.entropy = out("h");
+      a.loss = out("loss");
+      a.kl = out("kl");
+      a.clipped = t.index("clipped" + with, {n}, {});
+      a.logits = t.act_out("gradient" + with, {n, V});
       std::memcpy(a.logits.data, plain.data, plain.bytes());
       KernelMemory::wrote(a.logits.data, a.logits.bytes());
-      a.target = target, a.weight = t.stat("weight", {n}), a.kl_weight = t.stat("kl_weight", {n});
-      a.spec.entropy_coef = 0.1f, a.spec.temperature = temperature, a.tiles = sums_of_tiles;
+      a.target = target;
+      a.weight = t.stat("weight", {n});
+      a.kl_weight = t.stat("kl_weight", {n});
+      a.spec.entropy_coef = 0.1f;
+      a.spec.temperature = temperature;
+      a.tiles = sums_of_tiles;
       table_kernels.logits_loss(a, {});
     };
-    results("", {}), results(" by sums", tiles);
+    results("", {});
+    results(" by sums", tiles);
     table_kernels.logprob({t.stat_out("logprob of sums alone", {n}), t.stat_out("entropy of sums alone", {n}),
                            t.act_out("logits that nobody wrote", {n, V}), target, temperature, tiles},
                           {});
@@ -398,7 +417,10 @@ TEST(VocabSums, TheHeadSumsItsTiles) {
                                            {131, 24, 264, 0},
                                            {3, 2056, 256, 0}})  // parts of k
       for (const float temperature : {1.f, 0.7f}) same_bits(n, depth, V, temperature, gap);
-    if (table_kernels.probe) same_bits(200, 64, 40000, 1, 0), same_bits(300, 64, 151936, 0.7f, 0);
+    if (table_kernels.probe) {
+      same_bits(200, 64, 40000, 1, 0);
+      same_bits(300, 64, 151936, 0.7f, 0);
+    }
     in_all_orders([&] { same_bits(66, 24, 264, 0.7f, 0); });
   }
   ask_for(TensorKernel::choose);

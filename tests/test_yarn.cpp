@@ -114,9 +114,13 @@ TEST(Yarn, TheFactorIsThatOfTheNorms) {
     for (int64_t i = p.offset; i < p.offset + p.size; i++)
       if (p.name.ends_with("q_norm.weight") || p.name.ends_with("k_norm.weight")) twice[i] *= 2;
   KvSpec merged;
-  merged.method = KvMethod::h2o, merged.merge.method = KvMergeMethod::d2o, merged.merge.keys = MergeKeys::unrotated;
+  merged.method = KvMethod::h2o;
+  merged.merge.method = KvMergeMethod::d2o;
+  merged.merge.keys = MergeKeys::unrotated;
   for (KvSpec spec : {KvSpec(), merged}) {
-    spec.evict.budget = 11, spec.evict.buffer = 5, spec.window.size = 3;
+    spec.evict.budget = 11;
+    spec.evict.buffer = 5;
+    spec.window.size = 3;
     spec.evict.prompt = KvPrompt::compress;
     RolloutLimits limits = kRoomy;
     limits.kv = spec;

@@ -14,9 +14,17 @@ namespace pare::test {
 inline ModelConfig tiny_config(const std::string& type, bool tied) {
   ModelConfig c;
   c.model_type = type;
-  c.hidden = 36, c.layers = 2, c.heads = 6, c.kv_heads = 2, c.head_dim = type == "qwen3" ? 10 : 6;
-  c.ffn = 50, c.vocab = 37, c.max_position = 160;
-  c.qkv_bias = type == "qwen2", c.qk_norm = type == "qwen3", c.tied = tied;
+  c.hidden = 36;
+  c.layers = 2;
+  c.heads = 6;
+  c.kv_heads = 2;
+  c.head_dim = type == "qwen3" ? 10 : 6;
+  c.ffn = 50;
+  c.vocab = 37;
+  c.max_position = 160;
+  c.qkv_bias = type == "qwen2";
+  c.qk_norm = type == "qwen3";
+  c.tied = tied;
   if (type == "llama") c.rope_scaling = RopeLlama3{8, 1, 4, 32};
   return c;
 }
@@ -88,15 +96,21 @@ inline TokenTerms random_terms(const std::vector<Group>& groups) {
   TokenTerms terms(offsets.back());
   for (size_t m = 0; m + 1 < offsets.size(); m++) {
     const double advantage = rng.normal();
-    for (int64_t r = offsets[m]; r < offsets[m + 1]; r++)
-      terms.weight[r] = 0.01 * (1 + rng.uniform()), terms.kl_weight[r] = 0.01, terms.advantage[r] = advantage;
+    for (int64_t r = offsets[m]; r < offsets[m + 1]; r++) {
+      terms.weight[r] = 0.01 * (1 + rng.uniform());
+      terms.kl_weight[r] = 0.01;
+      terms.advantage[r] = advantage;
+    }
   }
   return terms;
 }
 
 inline double relative_l2(const std::vector<double>& a, const std::vector<double>& b) {
   double diff = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); i++) diff += (a[i] - b[i]) * (a[i] - b[i]), norm += b[i] * b[i];
+  for (size_t i = 0; i < a.size(); i++) {
+    diff += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
   return std::sqrt(diff / norm);
 }
 

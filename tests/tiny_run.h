@@ -37,7 +37,8 @@ inline std::string tokenizer_bin() {
   const auto put = [&](auto x) { bytes.append(reinterpret_cast<const char*>(&x), sizeof x); };
   put(int32_t{5});
   for (const char* piece : {"<unk>", "<s>", "</s>", " ", "a", "b", "c", "p", "q", ";", "?", "0", "1"}) {
-    put(0.0f), put(static_cast<int32_t>(std::strlen(piece)));
+    put(0.0f);
+    put(static_cast<int32_t>(std::strlen(piece)));
     bytes += piece;
   }
   return bytes;

@@ -10,7 +10,7 @@ check_KERNEL_FLAGS := -O1 -fsanitize=thread $(call if_gcc,-fno-tree-sra)
 fuzz_FLAGS := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined \
   -D_GLIBCXX_EXTERN_TEMPLATE=0
 # Checks syntax only, with the headers of the tests; a stamp replaces the object.
-clang_FLAGS := -O0 -fsyntax-only -fpch-instantiate-templates
+clang_FLAGS := -O0 -fsyntax-only -fpch-instantiate-templates -Wcomma
 clang_THEN = && touch $@
 # $(call variant,name,directory)
 define variant

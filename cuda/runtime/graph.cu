@@ -172,7 +172,10 @@ class Cache final : public Graphs {
         set(*g);
       else
         g = make();
-      if (!g) return one_by_one(stream), false;
+      if (!g) {
+        one_by_one(stream);
+        return false;
+      }
       check_cuda(cudaGraphLaunch(g->exec, static_cast<cudaStream_t>(stream.handle)), "launch of a graph");
       graphs_.insert(graphs_.begin(), std::move(g));
       if (graphs_.size() > kMost) graphs_.pop_back();

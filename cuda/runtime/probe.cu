@@ -57,7 +57,10 @@ double median_seconds(const std::function<void()>& queue) {
 struct Scratch {
   char* data = nullptr;
   explicit Scratch(size_t bytes) {
-    if (cudaMalloc(&data, bytes) != cudaSuccess) cudaGetLastError(), data = nullptr;
+    if (cudaMalloc(&data, bytes) != cudaSuccess) {
+      cudaGetLastError();
+      data = nullptr;
+    }
   }
   ~Scratch() { cudaFree(data); }
 };
@@ -75,7 +78,8 @@ Rate bytes() {
 class Cublas {
  public:
   Cublas() {
-    library_.find(create_, "cublasCreate_v2"), library_.find(destroy_, "cublasDestroy_v2");
+    library_.find(create_, "cublasCreate_v2");
+    library_.find(destroy_, "cublasDestroy_v2");
     library_.find(gemm_, "cublasGemmEx");
     if (create_ && destroy_ && gemm_ && create_(&handle_) != 0) handle_ = nullptr;
   }

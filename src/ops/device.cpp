@@ -113,7 +113,10 @@ void Device::wait() {
 
 bool Device::together(const std::function<void()>& calls) {
   if (graphs && !check_nan && table_.graphs && !graphs_) graphs_ = table_.graphs();
-  if (!graphs || check_nan || !graphs_) return calls(), false;
+  if (!graphs || check_nan || !graphs_) {
+    calls();
+    return false;
+  }
   expect(!stream_.graphs, "together() inside together()");
   graphs_->begin();
   stream_.graphs = graphs_.get();

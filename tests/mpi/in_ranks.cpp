@@ -69,7 +69,11 @@ TEST(Comm, SendsMoreThanTwoGigabytesAtOnce) {
   char* const memory = static_cast<char*>(std::calloc(bytes, 1));
   ASSERT_NE(memory, nullptr);
   (comm.first() ? out[1] : in[0]) = {memory, bytes};
-  if (comm.first()) memory[0] = 1, memory[(size_t{1} << 31) - 1] = 2, memory[bytes - 1] = 3;
+  if (comm.first()) {
+    memory[0] = 1;
+    memory[(size_t{1} << 31) - 1] = 2;
+    memory[bytes - 1] = 3;
+  }
   comm.exchange(out, in);
   EXPECT_EQ(memory[0], 1);
   EXPECT_EQ(memory[(size_t{1} << 31) - 1], 2);
@@ -132,7 +136,9 @@ TEST(Comm, OpsMoveWhatTheySay) {
     std::vector<int64_t> first, counts, received;
     std::vector<float> expected;
     for (int q = 0; q < n; q++) {
-      first.push_back(std::ssize(x)), counts.push_back(sent(own, q)), received.push_back(sent(q, own));
+      first.push_back(std::ssize(x));
+      counts.push_back(sent(own, q));
+      received.push_back(sent(q, own));
       for (int64_t i = 0; i < sent(own, q); i++) x.push_back(static_cast<float>(100 * own + 10 * q + i));
       for (int64_t i = 0; i < sent(q, own); i++) expected.push_back(static_cast<float>(100 * q + 10 * own + i));
     }
@@ -174,7 +180,8 @@ TEST(Comm, LongTensorsOfADevice) {
     const Tensor from = arena.alloc("x", DType::f32, {size}), to = arena.alloc("y", DType::f32, {size});
     device.upload({from, x.data()});
     std::vector<int64_t> none(static_cast<size_t>(n)), sent = none, received = none;
-    sent[static_cast<size_t>(next)] = size, received[static_cast<size_t>(before)] = size;
+    sent[static_cast<size_t>(next)] = size;
+    received[static_cast<size_t>(before)] = size;
     device.all_to_all({to, from, none, sent, received, &comm});
     device.download({y.data(), to});
     for (int64_t i = 0; i < size; i++) ASSERT_EQ(y[static_cast<size_t>(i)], value(before, i)) << i;
@@ -253,7 +260,8 @@ TEST(Comm, DevicesAreSharedByTheHostAlone) {
 TEST(Ranks, FactsThatDifferAreNamed) {
   Comm& comm = world();
   Metrics m;
-  m.set("same", 1), m.set("timing_s/step", comm.rank());
+  m.set("same", 1);
+  m.set("timing_s/step", comm.rank());
   expect_equal(comm, facts_of(m));
   m.set("loss", comm.rank() == 1 ? 0.5 : 0.25);
   try {
@@ -270,7 +278,8 @@ TEST(Ranks, ShardsThatCannotBeDealt) {
   check_ranks(c, world(), false);
   c.learner.shards = world().ranks();
   check_ranks(c, world(), true);
-  c.trainer.n_gpus_per_node = world().ranks(), c.trainer.nnodes = 1;
+  c.trainer.n_gpus_per_node = world().ranks();
+  c.trainer.nnodes = 1;
   check_ranks(c, world(), true);
   c.trainer.nnodes = 2;
   EXPECT_THROW(check_ranks(c, world(), true), Error);
@@ -316,7 +325,8 @@ struct RankRun {
       const int64_t first = std::max(begin, trained.layout[p].offset),
                     last = std::min(end, trained.layout[p].offset + trained.layout[p].size);
       if (first >= last) continue;
-      trained.reader()(p, first - trained.layout[p].offset, last - first, out), out += last - first;
+      trained.reader()(p, first - trained.layout[p].offset, last - first, out);
+      out += last - first;
     }
     return all;
   }

@@ -69,7 +69,10 @@ void verify_itself(const std::string& gold) {
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace pare;
-  [[maybe_unused]] static const bool once = (set_threads(2), true);
+  [[maybe_unused]] static const bool once = [] {
+    set_threads(2);
+    return true;
+  }();
   const std::string_view text = fuzz::text_of(data, size);
   const size_t line = text.find('\n');
   const std::string gold(text.substr(0, line));

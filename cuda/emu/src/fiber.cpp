@@ -67,8 +67,10 @@ void arrived([[maybe_unused]] Fiber* fiber) {
   const void* stack;
   size_t size;
   __sanitizer_finish_switch_fiber(fiber->fake, &stack, &size);
-  if (fiber != &g_main_fiber && !g_main_fiber.stack)  // the first switch away from the caller tells us its stack
-    g_main_fiber.stack = const_cast<char*>(static_cast<const char*>(stack)), g_main_fiber.size = size;
+  if (fiber != &g_main_fiber && !g_main_fiber.stack) {  // the first switch away from the caller tells us its stack
+    g_main_fiber.stack = const_cast<char*>(static_cast<const char*>(stack));
+    g_main_fiber.size = size;
+  }
 #endif
 }
 

@@ -62,7 +62,8 @@ void count_shared(ProfileLine& line, const Request& r, unsigned bytes) {
     words.erase(std::unique(words.begin(), words.end()), words.end());
     unsigned bank[32] = {}, most = 0;
     for (uintptr_t w : words) most = std::max(most, ++bank[w % 32]);
-    line.used += most, line.ideal++;
+    line.used += most;
+    line.ideal++;
   }
 }
 
@@ -84,7 +85,8 @@ void access(uint32_t place, const void* p, size_t bytes, bool write, bool shared
 void meet(unsigned warp) {
   for (const auto& [key, pending] : g_pending[warp]) {
     ProfileLine& line = g_lines[key];
-    line.write = key.write, line.shared = key.shared;
+    line.write = key.write;
+    line.shared = key.shared;
     for (const Request& r : pending.requests) {
       line.requests++;
       line.bytes += static_cast<uint64_t>(__builtin_popcount(r.lanes)) * key.bytes;

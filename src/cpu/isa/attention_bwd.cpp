@@ -269,7 +269,7 @@ void attn_bwd(const AttnBwdArgs& a, const AttnTurn& turn) {
   x.whole = head_dim == padded;
   if (turn.next.segment) add_rows(x.ahead, a, *turn.next.segment, turn.next.kv_head);
   float* free = turn.scratch;
-  const auto take = [&](int64_t n) { return free += n, free - n; };
+  const auto take = [&](int64_t n) { return std::exchange(free, free + n); };
   x.k_across = take(turn.room * head_dim);
   x.v_across = take(turn.room * head_dim);
   x.k = take(turn.room * padded);

@@ -108,7 +108,7 @@ void attn_bwd_listed(const AttnBwdArgs& a, const BlockListArgs& lists, const Seg
   x.head_dim = head_dim;
   x.padded = padded;
   float* next = scratch;
-  const auto take = [&](int64_t n) { return next += n, next - n; };
+  const auto take = [&](int64_t n) { return std::exchange(next, next + n); };
   x.k_across = take(round16(slots) * head_dim);
   x.v_across = take(round16(slots) * head_dim);
   x.k = take(slots * padded);
