@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "kernel_call.h"
 #include "ops/attention.h"
+#include "ops/decode_work.h"
 #include "ops/paged.h"
 #include "ops/rope.h"
 
