@@ -147,8 +147,9 @@ struct WgmmaBlock {
   static constexpr int kStored = Stage::kGated ? kColumns / 2 : kColumns;  // columns of a tile of y
   static constexpr int kConsumers = kRows / kDown / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
   static constexpr bool kAdds = std::is_same_v<typename Product::Result, float>;  // results of twice the bytes
-  static constexpr bool kResidual = requires(const Product& p) { p.residual; }
-  &&!Stage::kGated && !requires(const Product& p) { p.tiles; };  // results may be added to one
+  static constexpr bool kHead = requires(const Product& p) { p.tiles; };
+  // The results may be added to a residual.
+  static constexpr bool kResidual = !Stage::kGated && !kHead && requires(const Product& p) { p.residual; };
   // Up to 226 KiB of shared memory, or 105 for each of the two blocks that then share a multiprocessor.
   static constexpr int kBlocks = kColumns > 64 || kParts ? 1 : 2, kStageKib = kBlocks == 2 ? 96 : (kAdds ? 168 : 204),
                        kStages = std::min<int>(6, kStageKib * 1024 / sizeof(Stage));
@@ -226,13 +227,15 @@ class Boxes {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < Block::kBoxes; i++) {
-      if (lane == 0) {
-        if (i == 0 && !has_residual)
-          store_wait_read<0>();  // of the tile before
-        else if (i > 0 && has_residual && i - 1 + kBuffers < Block::kBoxes) {
+      const int next = i - 1 + kBuffers;  // its place is that of the box before
+      if (lane == 0 && has_residual && i > 0 && next < Block::kBoxes) {
+        store_wait_read<0>();
+        bring(next, row, column);
+      }
+      if (lane == 0 && !has_residual) {
+        if (i == 0)  // the boxes of the tile before have long been read
           store_wait_read<0>();
-          bring(i - 1 + kBuffers, row, column);
-        } else if (i >= kBuffers && !has_residual)
+        else if (i >= kBuffers)
           store_wait_read<kBuffers - 1>();
       }
       if (has_residual) {
@@ -497,7 +500,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
     }
     if (!kParts || adds) end_part();
     first = first_of_warp(t);
-    if constexpr (requires { p.tiles; }) {
+    if constexpr (Block::kHead) {
       if (p.stores) store_tile<Block>(p, maps.y, total, boxes, first.x, first.y, false, false);
       sum_tiles(p, total, first.x, first.y);
       continue;
@@ -511,7 +514,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
         store_tile<Block>(p, maps.y, total, boxes, first.x, first.y, has_bias, has_residual);
       });
   }
-  if (by_boxes || requires { p.tiles; }) {
+  if (by_boxes || Block::kHead) {
     if (lane == 0) store_wait_read<0>();
   } else if (finish_tile<64>(p, total, first.x, first.y, blockIdx.x)) {
     norm_as_last(p, Block::kConsumers);

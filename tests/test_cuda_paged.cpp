@@ -381,7 +381,8 @@ TEST(CudaPaged, MoreCutsThanLanes) { expect_bits_of_rows({32 * 1024 + 5}); }
 // A block of tensor copies goes from piece to piece, whose pages it brings ahead.
 TEST(CudaPaged, MorePiecesThanBlocks) {
   std::vector<int32_t> seen;
-  for (int32_t i = 0; i < 90; i++) seen.push_back(i % 7 == 0 ? 1100 - i : i % 3 == 0 ? 1 + i : 128 + 9 * i % 140);
+  const int32_t entries = 2 * (table_kernels.probe ? table_kernels.probe->multiprocessors() : 1) + 11;
+  for (int32_t i = 0; i < entries; i++) seen.push_back(i % 7 == 0 ? 1100 - i : i % 3 == 0 ? 1 + i : 128 + 9 * i % 140);
   for (int64_t d : {64, 128}) expect_bits_of_rows(seen, d);
 }
 

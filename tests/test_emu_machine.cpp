@@ -149,8 +149,8 @@ Step grpo_step(const Config& config) {
           now.cold_copies - before.cold_copies};
 }
 
-// Products with a weight and their gradients, by one tile or, where clusters compute it, by two clusters of three rows
-// of tiles and two columns, one after another: the second block of the last has no rows.
+// Products with a weight and their gradients, two tiles one after another or, where clusters compute them, by two
+// clusters of three rows of tiles and two columns: the second block of the last has no rows.
 TEST(EmuMachine, EveryTileHasTheBitsOfMmaSync) {
   const auto bits = [](const char* wgmma, auto product) {
     const Opened device(90, wgmma);
@@ -173,7 +173,7 @@ TEST(EmuMachine, EveryTileHasTheBitsOfMmaSync) {
       asked_tile = tile;
       cuemu::settings().multiprocessors = tile.cluster;
       const bool alone = tile.cluster == 1;
-      f(int64_t{tile.rows} * (alone ? 1 : 3) - less, int64_t{tile.columns} * (alone ? 1 : 2) - 8);
+      f(int64_t{tile.rows} * (alone ? 2 : 3) - less, int64_t{tile.columns} * (alone ? 1 : 2) - 8);
     }
   };
   for (const auto& [tiles, k] : {std::pair{kOnePartTiles, 40}, {kPartsTiles, 2088}})

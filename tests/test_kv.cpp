@@ -545,8 +545,8 @@ TEST(KvCompressor, SharedPagesAreCopiedForProtectedSlotsAlone) {
   }
 }
 
-// plan() finds the most that any generate() takes, and hardly more: compressions may come at other lengths, and in the
-// pass with most rows fewer sequences may decode.
+// plan() finds the most that any generate() takes, and hardly more: compressions may come at other lengths, and in
+// bf16 fewer sequences may decode in the pass with most rows.
 TEST(KvPolicy, ThePlannedPassIsTheLargest) {
   std::vector<KvSpec> specs = {{}};
   for (const KvMethod method : {KvMethod::h2o, KvMethod::rkv, KvMethod::pyramidkv, KvMethod::quest})
@@ -555,7 +555,11 @@ TEST(KvPolicy, ThePlannedPassIsTheLargest) {
       specs.back().evict.prompt = prompt;
     }
   for (const KvSpec& spec : specs)
-    for (const auto& [sequences, rows, lookahead] : {std::tuple{5, 29, 1}, {5, 29, 8}, {3, 3, 8}}) {
+    for (const auto& [sequences, rows, lookahead, act] : {std::tuple{5, 29, 1, DType::f32},
+                                                          {5, 29, 8, DType::f32},
+                                                          {3, 3, 8, DType::f32},
+                                                          {5, 29, 8, DType::bf16},
+                                                          {3, 3, 1, DType::bf16}}) {
       RolloutLimits limits{.max_sequences = sequences,
                            .max_batched_tokens = rows,
                            .max_context = 73,
@@ -564,11 +568,11 @@ TEST(KvPolicy, ThePlannedPassIsTheLargest) {
       limits.kv = spec;
       Device device(table_null);
       Arena weights("weights", no_memory), most("most", no_memory);
-      Rollout::plan(Model(config(), device, weights, DType::f32, false), limits, most);
+      Rollout::plan(Model(config(), device, weights, act, false), limits, most);
       size_t largest = 0;
       for (const size_t prompt : {13u, 17u, 33u, 40u})
         for (const uint64_t samples : {1u, 8u}) {
-          Generator g(table_null, config(), limits);
+          Generator g(table_null, config(), limits, act);
           std::vector<Request> requests(9, {std::vector<int32_t>(prompt, 1), {}, 73 - static_cast<int>(prompt)});
           for (Request& r : requests)
             for (uint64_t k = 0; k < samples; k++) r.uids.push_back(k);
@@ -576,9 +580,11 @@ TEST(KvPolicy, ThePlannedPassIsTheLargest) {
           largest = std::max(largest, g.scratch.peak());
         }
       SCOPED_TRACE(cat("method ", static_cast<int>(spec.method), ", prompts ", static_cast<int>(spec.evict.prompt),
-                       ", ", sequences, " sequences, ", rows, " rows, lookahead ", lookahead));
+                       ", ", sequences, " sequences, ", rows, " rows, lookahead ", lookahead, ", ", dtype_name(act)));
       EXPECT_LE(largest, most.peak());
-      EXPECT_LE(most.peak(), largest + (spec.method == KvMethod::dense ? 64 : largest / 64));
+      if (spec.method == KvMethod::h2o && act == DType::bf16) continue;  // masses: room for pages of no compression
+      const size_t more = spec.method != KvMethod::dense ? largest / 64 : act == DType::bf16 ? 64 : 0;
+      EXPECT_LE(most.peak(), largest + more);
     }
 }
 

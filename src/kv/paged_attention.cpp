@@ -26,7 +26,7 @@ PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch,
     const std::vector<int64_t> listed = policy_ ? policy_->reads(layer, runs) : std::vector<int64_t>();
     for (size_t i = 0; i < runs.size(); i++) reads_.push_back(listed.empty() ? host_[reads_.size()].slots : listed[i]);
   }
-  work_ = DecodeWork(inputs, cache.layers(), host_, reads_);
+  if (cache.k_pages.dtype == DType::bf16) work_ = DecodeWork(inputs, cache.layers(), host_, reads_);
 }
 
 void PagedAttention::attend(int layer, const Rotation& rotation, const Tensor& q, const Tensor& k, const Tensor& v,

@@ -53,7 +53,7 @@ class KvPolicy {
   virtual void begin(const std::vector<PagedRun>& /*runs*/, Inputs& /*inputs*/) {}
   // Before the attention of a layer: records what later compressions need, and returns the blocks to read.
   virtual void observe(const KvPass& /*pass*/) {}
-  // The blocks that runs read in a layer leave this many slots to each; empty if every run reads everything.
+  // Returns the number of slots that each run reads in a layer, by a list or not; empty: no run has a list.
   virtual std::vector<int64_t> reads(int /*layer*/, const std::vector<PagedRun>& /*runs*/) const { return {}; }
   virtual KvBlocks blocks(const KvPass& /*pass*/, Arena& /*scratch*/) { return {}; }
   // Block-sparse policies: the budget of the next passes.

@@ -469,30 +469,30 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
   int64_t crowded = longest;
   for (int64_t prompt = longest; prompt > 0 && due(crowded) < layers; prompt--)
     if (due(prompt) > due(crowded)) crowded = prompt;
-  // Rows of all sequences, one each but for the last ones, as work is listed for rows alone.  The sequences are where a
-  // compression is due: at the end of their prompts, or after the last token of a response.
-  struct Point {
-    int64_t tokens, prompt, slots;
-  };
-  std::vector<Point> points = {{longest, longest, slots}, {limits.max_context, longest, slots}};
-  if (crowded != longest) points.push_back({crowded, crowded, crowded});
-  for (const auto& [tokens, prompt, held] : points) {
+  // The sequences are where a compression is due: at the end of their prompts, or after the last token of a response.
+  // Rows are spread over them evenly, or all but the last sequences have one, as work is listed for rows alone.
+  std::vector<std::tuple<int64_t, int64_t, int64_t, bool>> points = {{longest, longest, slots, false},
+                                                                     {limits.max_context, longest, slots, false},
+                                                                     {limits.max_context, longest, slots, true}};
+  if (crowded != longest) points.push_back({crowded, crowded, crowded, false});
+  for (const auto& [tokens, prompt, held, alone] : points) {
     const int64_t rows = std::min<int64_t>(limits.max_batched_tokens, sequences * prompt);
+    const auto first_row = [&](int64_t i) {
+      return alone ? std::min(std::max(i, rows - (sequences - i) * prompt), rows) : rows * i / sequences;
+    };
     Arena kv("kv of the largest pass", no_memory);
     Rollout rollout(model, limits, kv, scratch);
     Batch batch;
     batch.ids.resize(rows);
     batch.positions.resize(rows);
-    for (int64_t i = 0, row = 0, more = rows - sequences; i < sequences; i++) {
+    for (int64_t i = 0; i < sequences; i++) {
       rollout.cache_.reserve(sequence_pages);
       const int sequence = rollout.cache_.open(sequence_pages);
       rollout.cache_.append(sequence, std::min(held, limits.max_context));
-      if (row == rows) continue;
-      const int64_t extra = std::clamp<int64_t>(more - (sequences - 1 - i) * (prompt - 1), 0, prompt - 1);
-      batch.runs.push_back({sequence, static_cast<int32_t>(row), static_cast<int32_t>(1 + extra),
-                            static_cast<int32_t>(tokens), static_cast<int32_t>(prompt), 0});
-      row += 1 + extra;
-      more -= extra;
+      const int64_t begin = first_row(i), end = first_row(i + 1);
+      if (begin < end)
+        batch.runs.push_back({sequence, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin),
+                              static_cast<int32_t>(tokens), static_cast<int32_t>(prompt), 0});
     }
     for (int i = 0; i < limits.max_sequences; i++) batch.draws.push_back({0, 0, 0, 0});
     batch.keep = 0;

@@ -238,7 +238,7 @@ struct ConfigKey {
   std::string unit;             // empty: none
   std::string meaning, source;  // source: whose spelling and definition it is
   KeyDecides decides;
-  // Whether another value parts a run from the one that it resumes; null: unless it decides nothing.
+  // True if the two values of the key give different bits; null: they do unless the key decides nothing.
   std::function<bool(const Config& run, const Config& resumed)> parts;
   std::vector<std::string> flags;                          // of commands, for the key
   std::vector<std::function<void(const Config&)>> checks;  // throw Error(usage) if another key contradicts this one

@@ -88,6 +88,7 @@ bool exists(const std::string& path, const char* name) {
   return fs::exists(fs::path(path) / name, none);
 }
 
+// Returns `path`, a directory in which a run may start so.
 std::string make_directory(const std::string& path, Start start) {
   check_run_directory(path, start);
   std::error_code error;

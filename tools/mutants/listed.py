@@ -36,8 +36,8 @@ LISTED = {
     "src/run/config_checks.cpp": [
         ("return c.trainer.exact && !sparser_than_learner(c);", "return !sparser_than_learner(c);", "exact without exact sums"),
     ],
-    "src/run/config_bits.cpp": [
-        ("c.data.noise_ramp > 0", "false", "steps may change under a noise ramp"),
+    "src/run/config_keys_run.cpp": [
+        ("run.data.noise_ramp > 0", "false", "steps may change under a noise ramp"),
     ],
     "src/run/checkpoint.cpp": [
         ("needs_reference(config) || session.frozen()", "needs_reference(config)", "adapters on another base"),
