@@ -477,7 +477,7 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
   if (crowded != longest) points.push_back({crowded, crowded, crowded, false});
   for (const auto& [tokens, prompt, held, alone] : points) {
     const int64_t rows = std::min<int64_t>(limits.max_batched_tokens, sequences * prompt);
-    const auto first_row = [&](int64_t i) {
+    const auto first_row = [&, prompt = prompt, alone = alone](int64_t i) {
       return alone ? std::min(std::max(i, rows - (sequences - i) * prompt), rows) : rows * i / sequences;
     };
     Arena kv("kv of the largest pass", no_memory);
