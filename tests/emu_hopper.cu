@@ -134,6 +134,25 @@ __global__ void cluster_ring(float* out, const float* in) {
   if (kBug != ClusterBug::no_last_barrier) cluster_arrive();
   if (kBug != ClusterBug::no_last_barrier && kBug != ClusterBug::no_last_wait) cluster_wait();
 }
+// The blocks of a cluster add up what each has left in device memory, a share each; the last block of all adds up the
+// clusters' sums.
+template <PartsBug kBug>
+__global__ void cluster_parts(float* out, const float*) {
+  bool& last = *dynamic_smem<bool>();
+  float *const parts = out + kN, *const sums = out + 5 * kN;
+  const int first = static_cast<int>(blockIdx.x) - cluster_rank(), t = threadIdx.x;
+  parts[blockIdx.x * kN + t] = static_cast<float>(blockIdx.x + 1);
+  if (kBug != PartsBug::no_barrier) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  if (t / (kN / 2) == cluster_rank()) sums[first / 2 * kN + t] = parts[first * kN + t] + parts[(first + 1) * kN + t];
+  if (kBug != PartsBug::no_fence) __threadfence();
+  if (kBug != PartsBug::no_block_barrier) __syncthreads();
+  if (t == 0) last = atomicInc(reinterpret_cast<unsigned*>(out + kZeros), gridDim.x - 1) == gridDim.x - 1;
+  __syncthreads();
+  if (last) out[t] = sums[t] + sums[kN + t];
+}
 
 // Its first thread copies, waits and adds up while no other is left.
 template <Source kSource>
@@ -325,6 +344,10 @@ EMU_COPY_BUGS(X)
 EMU_CLUSTER_BUGS(X)
 #undef X
 INSTANTIATE(copy_alone<Source::written>)
+INSTANTIATE(cluster_parts<PartsBug::none>)
+INSTANTIATE(cluster_parts<PartsBug::no_barrier>)
+INSTANTIATE(cluster_parts<PartsBug::no_fence>)
+INSTANTIATE(cluster_parts<PartsBug::no_block_barrier>)
 INSTANTIATE(copy_alone<Source::unwritten>)
 INSTANTIATE(copy_alone<Source::unwritten_used>)
 INSTANTIATE(add_box<AddBug::none>)

@@ -285,6 +285,25 @@ TEST(Emu, WrongUseOfClustersShows) {
   }
 }
 
+TEST(Emu, ClustersLeavePartsInDeviceMemory) {
+  const Arch nine(90);
+  const auto wrong = [](Kernel* kernel) {
+    const auto r = run(kernel, 4, kN, nullptr, 512, 2);
+    EXPECT_TRUE(std::regex_search(r.report, std::regex("^$|race: |uninitialised: "))) << r.report;
+    return r.error != cudaSuccess || std::any_of(r.out.begin(), r.out.begin() + kN, [](float x) { return x != 10; });
+  };
+  int no_barrier = 0, no_fence = 0, no_block_barrier = 0;
+  in_all_orders([&] {
+    EXPECT_FALSE(wrong(cluster_parts<PartsBug::none>));
+    no_barrier += wrong(cluster_parts<PartsBug::no_barrier>);
+    no_fence += wrong(cluster_parts<PartsBug::no_fence>);
+    no_block_barrier += wrong(cluster_parts<PartsBug::no_block_barrier>);
+  });
+  EXPECT_GT(no_barrier, 0);
+  EXPECT_GT(no_block_barrier, 0);
+  EXPECT_EQ(no_fence > 0, cuemu::kChecker);
+}
+
 // A grid is made of whole clusters, of at most eight blocks; earlier devices have none.
 TEST(Emu, ClustersThatNoDeviceHas) {
   const auto launch = [](int arch, unsigned blocks, unsigned cluster, unsigned threads = kN) {

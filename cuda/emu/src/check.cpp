@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <set>
 
 #include "profile.h"
 #include "symbols.h"
@@ -223,7 +224,12 @@ void synchronise_by_atomic(const void* p) {
   const unsigned t = me(), n = g_cluster.n;
   auto& releases = g_released[p];
   for (const Release& r : releases)
-    if (r.block != g_cluster.serial) g_acquired[t].push_back(&r);
+    if (r.block != g_cluster.serial) {
+      g_acquired[t].push_back(&r);
+    } else if (g_cluster.blocks.size() > 1) {
+      for (unsigned u = 0; u < n; u++) seen(t, u) = std::max(seen(t, u), r.clock[u]);
+      g_partial = true;
+    }
   if (g_fenced[t] == Fenced::no) return;
   Release r{g_cluster.serial, std::vector<uint32_t>(n)};
   for (unsigned u = 0; u < n; u++) r.clock[u] = known(t, u);
@@ -320,9 +326,19 @@ void meet(unsigned first, unsigned last) {
 }
 
 void sync_block() {
-  if (g_cluster.blocks.size() > 1) {  // (what its atomics in device memory have seen is not followed)
+  if (g_cluster.blocks.size() > 1) {
     std::vector<uint16_t> who;
-    for (const Thread& t : g_block->threads) who.push_back(static_cast<uint16_t>(t.id));
+    std::set<const Release*> acquired;
+    Fenced fenced = Fenced::yes;
+    for (const Thread& t : g_block->threads) {
+      who.push_back(static_cast<uint16_t>(t.id));
+      acquired.insert(g_acquired[t.id].begin(), g_acquired[t.id].end());
+      fenced = std::min(fenced, g_fenced[t.id]);
+    }
+    for (const uint16_t t : who) {
+      g_acquired[t].assign(acquired.begin(), acquired.end());
+      g_fenced[t] = fenced;
+    }
     return sync_threads(who.data(), g_block->n);
   }
   for (unsigned u = 0; u < g_cluster.n; u++) g_base[u] = g_own[u]++;
