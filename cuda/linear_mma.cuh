@@ -8,7 +8,8 @@
 // bound the length of chains, which truncate at every step.
 //
 // Side by side: a block for each tile and part (blockIdx.z) stores the sums of its part in memory, the last block of a
-// tile to arrive adds all of them, ascending.  So neither the order of arrival nor its own place changes a bit.
+// tile to arrive adds all of them, ascending.  So neither the order of arrival nor its own place changes a bit.  (On
+// 9.0 the blocks of a tile are a cluster, and each adds a share of it.)
 #pragma once
 #include "fragment.cuh"
 #include "norm.cuh"
@@ -118,65 +119,34 @@ __device__ __forceinline__ void multiply_stage(Accumulator<kColumns> (&sum)[kDow
   }
 }
 
-// Returns the values of k that a block adds up: the first, and their number.
-template <class Product>
-__device__ __forceinline__ int2 depth_of_block(const Product& p) {
-  if constexpr (!requires { p.sum_of_part(0, 0, 0); }) return {0, p.depth};
-  if (gridDim.z == 1) return {0, p.depth};
-  const int first = static_cast<int>(blockIdx.z) * p.part;
-  return {first, min(p.part, p.depth - first)};
-}
-// Returns true in the last block of a tile to arrive, in which all threads then see the sums of every part.  Called by
-// all threads of a block, when they have stored its sums.
-template <class Product>
-__device__ __forceinline__ bool is_last_part(const Product& p, int tile) {
-  return is_last_to_arrive(&p.arrivals[tile], gridDim.z);
-}
 // Norms the rows of a product with a norm, in the block that is the last to end, by its first `warps` warps.
-// Called by all threads of a block that has finished a tile.
+// Called by all threads of a block that has finished a tile, or its share of one; `last`: in shared memory.
 template <class Product>
-__device__ __forceinline__ void norm_as_last(const Product& p, int warps) {
+__device__ __forceinline__ void norm_as_last(const Product& p, int warps, bool& last) {
   if constexpr (requires { p.norm; }) {
-    if (!is_last_to_arrive(p.norm.arrivals, gridDim.x * gridDim.y)) return;
+    if (!is_last_to_arrive(p.norm.arrivals, gridDim.x * gridDim.y, last)) return;
     for (int row = threadIdx.x / 32; row < p.rows && static_cast<int>(threadIdx.x) / 32 < warps; row += warps)
       norm_row<bf16, true>(p.norm.y + row * p.norm.stride, p.norm.rstd + row, p.y + row * p.y_stride, p.norm.w,
                            p.columns, p.norm.eps);
   }
 }
-// Finishes the results of a warp: total[m] has those of 16 rows from row + m kNext on, and columns from `column` on.
-// Returns false in a block that leaves its part of them to the last to arrive.
+// Stores a warp's sums of a part in memory: sum[m] has those of 16 rows from row + m kNext on, and columns from
+// `column` on.
 template <int kNext, int kDown, int kColumns, class Product>
-__device__ __forceinline__ bool finish_tile(const Product& p, Accumulator<kColumns> (&total)[kDown], int row,
-                                            int column, [[maybe_unused]] int tile) {
+__device__ __forceinline__ void store_part(const Product& p, int part, const Accumulator<kColumns> (&sum)[kDown],
+                                           int row, int column) {
+#pragma unroll
+  for (int m = 0; m < kDown; m++)
+    sum[m].for_pairs([&](int i, int j, float2 x) {
+      const int r = row + m * kNext + i, c = column + j;
+      if (r < p.rows && c < p.columns) *p.sum_of_part(part, r, c) = x;
+    });
+}
+// Finishes the results of a warp, which lie likewise.
+template <int kNext, int kDown, int kColumns, class Product>
+__device__ __forceinline__ void finish_results(const Product& p, Accumulator<kColumns> (&total)[kDown], int row,
+                                               int column) {
   const auto exists = [&](int r, int c) { return r < p.rows && c < p.columns; };
-  if constexpr (requires { p.sum_of_part(0, 0, 0); })
-    if (gridDim.z > 1) {
-#pragma unroll
-      for (int m = 0; m < kDown; m++)
-        total[m].for_pairs([&](int i, int j, float2 x) {
-          const int r = row + m * kNext + i, c = column + j;
-          if (exists(r, c)) *p.sum_of_part(blockIdx.z, r, c) = x;
-        });
-      if (!is_last_part(p, tile)) return false;
-#pragma unroll
-      for (int m = 0; m < kDown; m++) {
-        total[m] = {};
-        const auto add_parts = [&](auto& sums, int first) {
-#pragma unroll 1  // the pairs of one part are loads enough
-          for (int part = 0; part < static_cast<int>(gridDim.z); part++)
-            sums.add_pairs([&](int i, int j) {
-              const int r = row + m * kNext + i, c = first + j;
-              return exists(r, c) ? *p.sum_of_part(part, r, c) : float2{};
-            });
-        };
-        if constexpr (kColumns > 144) {  // more loads at once do not fit into registers
-          add_parts(total[m].half(0), column);
-          add_parts(total[m].half(1), column + kColumns / 2);
-        } else {
-          add_parts(total[m], column);
-        }
-      }
-    }
   // Groups of pairs load their addends before they store a sum: the compiler cannot move a load above a store.
   constexpr int kPairs = kColumns / 4, kTogether = kColumns * kDown > 256 ? 4 : kColumns * kDown > 192 ? 8 : 16;
 #pragma unroll
@@ -197,7 +167,6 @@ __device__ __forceinline__ bool finish_tile(const Product& p, Accumulator<kColum
       for_pairs(first, [&](int i, int r, int c, float2 x) { p.finish_pair(r, c, x, before[i]); });
     }
   }
-  return true;
 }
 
 // A block computes kRows x 64 results: 64 rows by warps of 32 x 32, or, for few rows as in decoding, where the weight's
@@ -215,7 +184,8 @@ __global__ void __launch_bounds__(kMmaThreads, 3) multiply_mma(const Product p) 
   using Block = MmaBlock<kRows>;
   constexpr int kDown = Block::kDown, kColumns = Block::kColumns, kStages = Block::kStages;
   auto* const stages = dynamic_smem<typename Product::template Stage<kRows>>();
-  const auto [first_k, depth] = depth_of_block(p);
+  const int first_k = static_cast<int>(blockIdx.z) * p.part,  // of the block's part, if parts are apart
+      depth = gridDim.z > 1 ? min(p.part, p.depth - first_k) : p.depth;
   const int warp = threadIdx.x / 32, row = warp / Block::kAcross * kDown * 16,
             column = warp % Block::kAcross * kColumns, first_row = blockIdx.y * kRows,
             first_column = blockIdx.x * kMmaTile, steps = ceil_div(depth, kMmaTile);
@@ -237,8 +207,24 @@ __global__ void __launch_bounds__(kMmaThreads, 3) multiply_mma(const Product p) 
 #pragma unroll
     for (int m = 0; m < kDown; m++) total[m] += sum[m];
   }
-  if (finish_tile<16>(p, total, first_row + row, first_column + column, blockIdx.y * gridDim.x + blockIdx.x))
-    norm_as_last(p, kMmaThreads / 32);
+  __shared__ bool last;
+  if constexpr (requires { p.sum_of_part(0, 0, 0); })
+    if (gridDim.z > 1) {
+      store_part<16>(p, blockIdx.z, total, first_row + row, first_column + column);
+      if (!is_last_to_arrive(&p.arrivals[blockIdx.y * gridDim.x + blockIdx.x], gridDim.z, last)) return;
+#pragma unroll
+      for (int m = 0; m < kDown; m++) {
+        total[m] = {};
+#pragma unroll 1  // the pairs of one part are loads enough
+        for (int part = 0; part < static_cast<int>(gridDim.z); part++)
+          total[m].add_pairs([&](int i, int j) {
+            const int r = first_row + row + m * 16 + i, c = first_column + column + j;
+            return r < p.rows && c < p.columns ? *p.sum_of_part(part, r, c) : float2{};
+          });
+      }
+    }
+  finish_results<16>(p, total, first_row + row, first_column + column);
+  norm_as_last(p, kMmaThreads / 32, last);
 }
 
 }  // namespace pare::PARE_CUDA

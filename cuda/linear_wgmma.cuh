@@ -4,7 +4,9 @@
 // The sum of a part is a chain of wgmma over k16 steps, ascending from +0, and one wgmma rounds like one mma.sync.
 //
 // The two blocks of a cluster compute neighbouring tiles of the same columns.  Each copies its own rows of the left
-// operand and half of the right one, to both: L2 gives that away once for both.
+// operand and half of the right one, to both: L2 gives that away once for both.  Or the blocks of a cluster compute the
+// parts of one tile, each of which then adds the parts of a share of it: from L2, which gives a multiprocessor more
+// bytes a clock than other multiprocessors do.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -150,6 +152,10 @@ struct WgmmaBlock {
   static constexpr bool kHead = requires(const Product& p) { p.tiles; };
   // The results may be added to a residual.
   static constexpr bool kResidual = !Stage::kGated && !kHead && requires(const Product& p) { p.residual; };
+  // The parts of k may be apart.
+  static constexpr bool kApart = !kParts && !Stage::kGated && !kHead && requires(const Product& p) {
+    p.sum_of_part(0, 0, 0);
+  };
   // Up to 226 KiB of shared memory, or 105 for each of the two blocks that then share a multiprocessor.
   static constexpr int kBlocks = kColumns > 64 || kParts ? 1 : 2, kStageKib = kBlocks == 2 ? 96 : (kAdds ? 168 : 204),
                        kStages = std::min<int>(6, kStageKib * 1024 / sizeof(Stage));
@@ -167,6 +173,7 @@ struct WgmmaBlock {
     alignas(1024) typename Product::Result boxes[kConsumers][kBuffers][16 * kBox];
     Ring<Stage, kStages> ring;
     Mbarrier residual[kConsumers][kBuffers];  // it is in the box
+    bool last;
   };
 };
 
@@ -358,9 +365,32 @@ __device__ __forceinline__ void sum_tiles(const Product& p, Accumulator<kColumns
   }
 }
 
+// Adds the `parts` parts of a share of a warp's results, and finishes them; the warp's part was stored by store_part.
+template <int kDown, int kColumns, class Product>
+__device__ __forceinline__ void finish_share(const Product& p, int share, int parts, int row, int column) {
+  for (int i = share; i < kDown * kColumns / 16; i += parts) {
+    const int first_row = row + i % kDown * 64, first_column = column + i / kDown * 16;
+    constexpr int kTogether = 4;  // parts that are loaded at once
+    Accumulator<16> total[1] = {};
+#pragma unroll 1
+    for (int first = 0; first < parts; first += kTogether) {
+      Accumulator<16> part[kTogether] = {};
+#pragma unroll
+      for (int n = 0; n < kTogether; n++)
+        part[n].add_pairs([&](int r, int c) {
+          const bool exists = first + n < parts && first_row + r < p.rows && first_column + c < p.columns;
+          return exists ? *p.sum_of_part(first + n, first_row + r, first_column + c) : float2{};
+        });
+#pragma unroll
+      for (int n = 0; n < kTogether; n++) total[0] += part[n];
+    }
+    finish_results<64>(p, total, first_row, first_column);
+  }
+}
+
 // A block, or a cluster, computes the tiles of its number, that plus the number of those, ...: the copying warp runs
-// ahead into the next while the others finish one.  Where parts are apart or y cannot be stored by boxes, a block has
-// one tile.
+// ahead into the next while the others finish one.  Where parts are apart or y cannot be stored by boxes, it has one
+// tile.
 template <int kRows, int kColumns, bool kParts, class Product>
 __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::kThreads,
                                   WgmmaBlock<kRows, kColumns, kParts, Product>::kBlocks)
@@ -372,11 +402,14 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   auto& ring = shared.ring;
   const bool by_boxes = Stage::kGated || maps.by_boxes;
   constexpr int kDown = Block::kDown;
-  const Share share{cluster_rank(), cluster_size()};
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_tile = blockIdx.x / share.blocks,
-            next_tile = gridDim.x / share.blocks,
-            tiles = tiles_down(p.rows, kRows, share) * ceil_div(p.columns, kColumns);
-  const auto [first_k, depth] = depth_of_block(p);
+  const Share cluster{cluster_rank(), cluster_size()};
+  bool apart = false;
+  if constexpr (Block::kApart) apart = p.sums;
+  const Share share = apart ? Share{0, 1} : cluster;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_tile = blockIdx.x / cluster.blocks,
+            next_tile = gridDim.x / cluster.blocks,
+            tiles = tiles_down(p.rows, kRows, share) * ceil_div(p.columns, kColumns),
+            first_k = apart ? cluster.rank * p.part : 0, depth = apart ? min(p.part, p.depth - first_k) : p.depth;
   bool adds_to_boxes = false;
   if constexpr (Block::kResidual) adds_to_boxes = by_boxes && p.residual;
   if (threadIdx.x == 0) {
@@ -392,7 +425,8 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
     fence_proxy_async();
     fence_mbarrier_init();
   }
-  // No block of a cluster is reached before its barriers are there, nor while it leaves.
+  // No block of a cluster is reached before its barriers are there, nor while it leaves; no part is read before all are
+  // stored.
   const auto meet = [&] {
     cluster_arrive();
     cluster_wait();
@@ -414,10 +448,8 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
         }
       }
     __syncwarp();  // whole warps meet
-    bool finishes = true;
-    if constexpr (requires { p.sum_of_part(0, 0, 0); })
-      if (gridDim.z > 1) finishes = is_last_part(p, blockIdx.x);
-    if (finishes) norm_as_last(p, 0);
+    if (apart) meet();
+    norm_as_last(p, 0, shared.last);
     if (share.blocks > 1) meet();
     return;
   }
@@ -473,7 +505,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
       wgmma_commit();
 #pragma unroll
       for (int m = 0; m < kDown; m++) wgmma_wait<0>(sum[m].registers());
-      if (lane < share.blocks) ring.release_to(lane, filling);
+      if (lane < share.blocks) ring.release_to(cluster.rank - share.rank + lane, filling);
       filling++;
       adds = true;
     };
@@ -516,8 +548,15 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   }
   if (by_boxes || Block::kHead) {
     if (lane == 0) store_wait_read<0>();
-  } else if (finish_tile<64>(p, total, first.x, first.y, blockIdx.x)) {
-    norm_as_last(p, Block::kConsumers);
+  } else {
+    if constexpr (Block::kApart)
+      if (apart) {
+        store_part<64>(p, cluster.rank, total, first.x, first.y);
+        meet();
+        finish_share<kDown, kColumns>(p, cluster.rank, cluster.blocks, first.x, first.y);
+      }
+    if (!apart) finish_results<64>(p, total, first.x, first.y);
+    norm_as_last(p, Block::kConsumers, shared.last);
   }
   if (share.blocks > 1) meet();
 #else
@@ -547,12 +586,13 @@ void launch_wgmma(const char* op, int cluster, const Product& p, Stream stream) 
       if (p.residual) maps.residual = map(p.residual, p.residual_stride);
   }
   const unsigned tiles = blocks(op, int64_t{blocks(op, p.rows, kRows * cluster)} * blocks(op, p.columns, kColumns), 1),
-                 at_once = static_cast<unsigned>(machine().multiprocessors / cluster * Block::kBlocks);
+                 at_once = static_cast<unsigned>(machine().multiprocessors / cluster * Block::kBlocks),
+                 in_cluster = static_cast<unsigned>(std::max(cluster, p.apart()));
   launch(op, multiply_wgmma<kRows, kColumns, kParts, Product>,
-         {.grid = dim3((one_tile ? tiles : std::min(tiles, at_once)) * cluster, 1, std::max(1, p.apart())),
+         {.grid = (one_tile ? tiles : std::min(tiles, at_once)) * in_cluster,
           .block = Block::kThreads,
           .smem = sizeof(typename Block::Shared),
-          .cluster = static_cast<unsigned>(cluster),
+          .cluster = in_cluster,
           .early = true},
          stream, p, maps);
 }

@@ -143,7 +143,8 @@ __device__ __forceinline__ void end_cut(const PagedTile16& e, int cut, SharedRow
   } else {
     r.leave(
         e.rows, [&](int i) { return e.result_of_cut(i, cut); }, a.pages.head_dim);
-    if (!is_last_to_arrive(&a.arrivals[e.t.entry * a.pages.kv_heads + e.kv], cuts)) return;
+    __shared__ bool last;
+    if (!is_last_to_arrive(&a.arrivals[e.t.entry * a.pages.kv_heads + e.kv], cuts, last)) return;
     merge_cuts<kD>(e, cuts, r.shared);
   }
   if constexpr (kMass) RowMasses<kD>(e).add(r.shared);

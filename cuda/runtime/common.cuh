@@ -218,9 +218,9 @@ __device__ __forceinline__ float warp_max(float v) {
 }
 
 // `count` blocks call this when they have stored what others read.  Returns true in the last to arrive, whose threads
-// then see what every block stored.  Called by all threads of a block; *arrivals is 0 before and afterwards.
-__device__ __forceinline__ bool is_last_to_arrive(unsigned* arrivals, unsigned count) {
-  __shared__ bool last;
+// then see what every block stored.  Called by all threads of a block; *arrivals is 0 before and afterwards.  `last`:
+// in shared memory.
+__device__ __forceinline__ bool is_last_to_arrive(unsigned* arrivals, unsigned count, bool& last) {
   __threadfence();  // what was stored comes before the arrival
   __syncthreads();
   if (threadIdx.x == 0) {

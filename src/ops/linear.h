@@ -62,13 +62,13 @@ struct UnpackWeight {
 // The order of sums in bf16: k is cut into parts, and each part is one chain of tensor-core products over k16 steps
 // from +0.  The parts of y and dx are added up ascending from +0; those of dw, kLinearPart rows of a call each, are
 // added to dw one by one, where subnormal numbers count as zeros, also as a sum.  No part is longer.
-constexpr int64_t kLinearPart = 4096;
+constexpr int64_t kLinearPart = 4096, kMostParts = 8;  // kMostParts: that can be apart (LinearParts), in a cluster
 // Values of k in a part of y or dx with so many columns, a multiple of 64; the last part may be shorter.  Where results
-// are wide or k is short there is one part; else up to 8, of which two rows of 128 x 128 tiles make at most 128 blocks.
+// are wide or k is short there is one part; else there are as many as make 128 blocks of two rows of 128 x 128 tiles.
 constexpr int64_t linear_part(int64_t columns, int64_t depth) {
   const auto parts_of = [](int64_t all, int64_t each) { return (all + each - 1) / each; };
   const int64_t side_by_side =
-      columns > 4096 || depth <= 2048 ? 1 : std::clamp<int64_t>(128 / (2 * parts_of(columns, 128)), 1, 8);
+      columns > 4096 || depth <= 2048 ? 1 : std::clamp<int64_t>(128 / (2 * parts_of(columns, 128)), 1, kMostParts);
   return parts_of(parts_of(depth, std::max(side_by_side, parts_of(depth, kLinearPart))), 64) * 64;
 }
 
@@ -77,9 +77,9 @@ constexpr int64_t linear_parts(int64_t columns, int64_t depth) {
   return part > 0 ? (depth + part - 1) / part : 0;
 }
 
-// Memory in which different blocks of a kernel leave the parts of a y of few rows, which the last of them adds up:
-// decoding with a narrow layer has too few tiles for a GPU.  No bit depends on it.  Calls that may run at the same
-// time, in two streams, need a LinearParts each.
+// Memory in which different blocks of a kernel leave the parts of a y of few rows, which they then add up: decoding
+// with a narrow layer has too few tiles for a GPU.  No bit depends on it.  Calls that may run at the same time, in two
+// streams, need a LinearParts each.
 struct LinearParts {
   Tensor sums;      // stat [linear_sums(N, O, I)] or more, scratch
   Tensor arrivals;  // i32 [kLinearTiles], zeros before and after each call: blocks that have arrived, by tile
@@ -89,14 +89,13 @@ constexpr int64_t kApartRows = 512;     // more rows have tiles enough
 // The number of parts that can be apart so: 0 where they cannot, or there is one.
 constexpr int64_t linear_parts_apart(int64_t rows, int64_t columns, int64_t depth) {
   const int64_t parts = linear_parts(columns, depth);
-  return rows <= kApartRows && columns <= 4096 && parts > 1 ? parts : 0;
+  return rows <= kApartRows && columns <= 4096 && parts > 1 && parts <= kMostParts ? parts : 0;
 }
 constexpr int64_t linear_sums(int64_t rows, int64_t columns, int64_t depth) {
   return linear_parts_apart(rows, columns, depth) * rows * ((columns + 1) / 2 * 2);
 }
 
-// With no more rows of bf16 than this, the block of a product that is the last to end norms them sooner than a kernel
-// of its own would.
+// Up to so many rows of bf16, the block of a product that is the last to end norms them sooner than another kernel.
 constexpr int64_t kNormedRows = 16;
 // The norm of a product's rows: RmsnormFwd (ops/norm.h) of them.
 struct LinearNorm {

@@ -6,8 +6,8 @@
 // multiprocessors share.  A cluster of two blocks, on neighbouring tiles of the same columns, reads the operand of the
 // columns from L2 once for both.  The two rates are fitted to 15 products on an H100, which the model gives within 8 %
 // (root of the mean square); a tile's beginning and end, which nothing overlaps, to the same products at two depths.
-// Where the parts of k are apart, each is a tile, and the last block to arrive reads the sums of all of them: not
-// measured yet, as are tiles of 32 columns, of 256 rows and of clusters.
+// Where the parts of k are apart, each is a tile, whose block waits for the others of its cluster and reads a share of
+// the sums of all of them: not measured yet, as are tiles of 32 columns, of 256 rows and of clusters.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -19,7 +19,8 @@ namespace pare {
 
 constexpr double kBytesIntoSm = 51, kBytesOutOfL2 = 4950;  // a clock
 constexpr double kTileEnds = 52;                           // clocks for each column of a tile of 128 rows or fewer
-constexpr double kArrival = 1000, kPartLatency = 500;      // clocks; to see that all parts are there, to begin with one
+constexpr double kArrival = 1000, kPartLatency = 500;      // clocks; to see that all parts are there, to read a share
+constexpr int kNeighbours = 16;                            // multiprocessors that can hold a cluster of any size
 
 struct WgmmaTile {
   int rows, columns, cluster = 1;  // cluster: the number of blocks, one above another
@@ -42,12 +43,13 @@ constexpr std::initializer_list<WgmmaTile> kOnePartTiles = {{128, 192, 2}, {128,
                                                              {128, 192},    {128, 256},    {256, 192}};
 
 // Clocks of a product of `rows` x `columns` results over `depth` values of k, on so many multiprocessors; `apart`: the
-// parts of k that have tiles of their own, or 1.  Infinity: clusters are not for a product of one wave, whose blocks
-// would begin later, nor for parts apart.
+// parts of k that have tiles of their own, in a cluster, or 1.  Infinity: clusters are not for a product of one wave,
+// whose blocks would begin later, nor for parts apart.
 inline double tile_clocks(int64_t rows, int64_t columns, int64_t depth, WgmmaTile t, int multiprocessors,
                           int64_t apart = 1) {
   const auto parts = [](int64_t all, int64_t each) { return (all + each - 1) / each; };
-  const int64_t at_once = multiprocessors / t.cluster;  // clusters
+  const int64_t neighbours = std::max(1, multiprocessors / kNeighbours);
+  const int64_t at_once = apart > 1 ? neighbours * (kNeighbours / apart * apart) : multiprocessors / t.cluster;
   const int64_t tiles = parts(rows, t.rows * t.cluster) * parts(columns, t.columns) * apart;
   if (t.cluster > 1 && (apart > 1 || tiles <= at_once || at_once == 0)) return std::numeric_limits<double>::infinity();
   const int64_t waves = parts(tiles, at_once);
@@ -57,9 +59,8 @@ inline double tile_clocks(int64_t rows, int64_t columns, int64_t depth, WgmmaTil
                products = t.rows * t.columns / 32.0;
   const double stage = std::max({products, into_sm / kBytesIntoSm, out_of_l2 * busy / kBytesOutOfL2});
   const double ends = kTileEnds * t.columns * std::max(1.0, t.rows / 128.0);
-  const double sums = there * t.columns * 4 / kBytesIntoSm + kPartLatency;
-  return static_cast<double>(waves) * (stage * static_cast<double>(parts(parts(depth, apart), 64)) + ends) +
-         (apart > 1 ? static_cast<double>(apart) * sums + kArrival : 0);
+  const double sums = apart > 1 ? there * t.columns * 4 / kBytesIntoSm + kPartLatency + kArrival : 0;
+  return static_cast<double>(waves) * (stage * static_cast<double>(parts(parts(depth, apart), 64)) + ends + sums);
 }
 
 inline std::optional<WgmmaTile> asked_tile;  // of a test: taken in any case
