@@ -134,6 +134,25 @@ __global__ void cluster_ring(float* out, const float* in) {
   if (kBug != ClusterBug::no_last_barrier) cluster_arrive();
   if (kBug != ClusterBug::no_last_barrier && kBug != ClusterBug::no_last_wait) cluster_wait();
 }
+// Each block reads what the other has in its shared memory, from the last to the first.
+template <SharedBug kBug>
+__global__ void cluster_shared(float* out, const float* in) {
+  float* const own = dynamic_smem<float>();
+  const int rank = cluster_rank(), t = threadIdx.x;
+  own[t] = in[rank * kN + t];
+  if (kBug != SharedBug::no_first_barrier) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  const unsigned from = kBug == SharedBug::third_block ? 2 : 1 - rank;
+  const auto* const there = static_cast<float*>(cuemu::shared_of(from, own, cuemu::Loc::current()));
+  out[rank * kN + t] = there[kN - (kBug == SharedBug::behind_the_end ? 0 : 1) - t];
+  if (kBug != SharedBug::no_last_barrier) {
+    cluster_arrive();
+    cluster_wait();
+  }
+}
+
 // The blocks of a cluster add up what each has left in device memory, a share each; the last block of all adds up the
 // clusters' sums.
 template <PartsBug kBug>
@@ -344,6 +363,11 @@ EMU_COPY_BUGS(X)
 EMU_CLUSTER_BUGS(X)
 #undef X
 INSTANTIATE(copy_alone<Source::written>)
+INSTANTIATE(cluster_shared<SharedBug::none>)
+INSTANTIATE(cluster_shared<SharedBug::no_first_barrier>)
+INSTANTIATE(cluster_shared<SharedBug::no_last_barrier>)
+INSTANTIATE(cluster_shared<SharedBug::third_block>)
+INSTANTIATE(cluster_shared<SharedBug::behind_the_end>)
 INSTANTIATE(cluster_parts<PartsBug::none>)
 INSTANTIATE(cluster_parts<PartsBug::no_barrier>)
 INSTANTIATE(cluster_parts<PartsBug::no_fence>)

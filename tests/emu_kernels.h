@@ -84,6 +84,9 @@ template <RegisterBug kBug>  // of 384 threads
 void move_registers(float* out, const float* in);
 template <ClusterBug kBug>  // by clusters of two blocks
 void cluster_ring(float* out, const float* in);
+enum class SharedBug { none, no_first_barrier, no_last_barrier, third_block, behind_the_end };
+template <SharedBug kBug>  // by clusters of two blocks
+void cluster_shared(float* out, const float* in);
 enum class PartsBug { none, no_barrier, no_fence, no_block_barrier };
 template <PartsBug kBug>  // by two clusters of two blocks
 void cluster_parts(float* out, const float* in);

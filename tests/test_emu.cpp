@@ -285,6 +285,30 @@ TEST(Emu, WrongUseOfClustersShows) {
   }
 }
 
+TEST(Emu, ClustersReadEachOthersSharedMemory) {
+  if (kAsan) GTEST_SKIP() << "AddressSanitizer ends the program behind the end of shared memory";
+  const Arch nine(90);
+  for (const auto& [kernel, report, of_checker] :  // of_checker: in some order
+       {std::tuple<Kernel*, const char*, const char*>{cluster_shared<SharedBug::none>, "", ""},
+        {cluster_shared<SharedBug::no_first_barrier>, "", "race: |uninitialised: read of another block"},
+        {cluster_shared<SharedBug::no_last_barrier>, "which has returned",
+         "which has returned|of a block that has returned"},
+        {cluster_shared<SharedBug::third_block>, "mapa: block 2 of a cluster that has 2", ""},
+        {cluster_shared<SharedBug::behind_the_end>, "", "out of bounds: "}}) {
+    const std::string text = cuemu::kChecker && *of_checker ? of_checker : report;
+    int noticed = 0;
+    in_all_orders([&, kernel = kernel] {
+      const auto r = run(kernel, 2, kN, nullptr, kN * sizeof(float), 2);
+      EXPECT_TRUE(std::regex_search(r.report, std::regex(text.empty() ? "^$" : "^$|" + text))) << r.report;
+      noticed += r.error != cudaSuccess;
+      if (kernel != cluster_shared<SharedBug::none>) return;
+      ASSERT_EQ(r.error, cudaSuccess) << r.report;
+      for (int i = 0; i < 2 * kN; i++) ASSERT_EQ(r.out[i], (i < kN ? 2 : 1) * kN - 1 - i % kN) << i;
+    });
+    EXPECT_EQ(noticed > 0, !text.empty()) << text;
+  }
+}
+
 TEST(Emu, ClustersLeavePartsInDeviceMemory) {
   const Arch nine(90);
   const auto wrong = [](Kernel* kernel) {

@@ -23,6 +23,8 @@ unsigned cluster_rank();  // of this block
 unsigned cluster_size();
 // Arrives at the mbarrier that lies in the shared memory of block `rank` where `barrier` is in that of this one.
 void mbarrier_arrive_at(uint64_t* barrier, unsigned rank, Loc loc);
+// Returns the address of what lies there (mapa), which this block may then read and write.
+void* shared_of(unsigned rank, void* p, Loc loc);
 // The barrier of all threads of the cluster.  Stricter: also those that return arrive, and whoever arrives waits.
 void cluster_arrive(Loc loc);
 void cluster_wait(Loc loc);

@@ -173,6 +173,7 @@ Cell* cells_of(const Access& a, bool* shared) {
   *shared = true;
   if (const Block* b = g_cluster.holder(a.p)) {
     if (end > b->smem + b->smem_bytes) report_bounds(a);
+    if (b->has_returned()) report(a, "cluster", "shared memory of a block that has returned", "");
     return &g_dynamic_cells[b->rank * cells_for(b->smem_bytes) + static_cast<size_t>(a.p - b->smem) / 2];
   }
   if (a.p >= g_static.begin && a.p < g_static.begin + g_static.bytes) return static_cells(a);

@@ -331,20 +331,24 @@ void mbarrier_init(uint64_t* barrier, unsigned count, Loc loc) {
   std::memcpy(barrier, &m, sizeof m);
 }
 
+unsigned cluster_rank() { return g_block->rank; }
+unsigned cluster_size() { return static_cast<unsigned>(g_cluster.blocks.size()); }
+
 // Returns the place in the shared memory of block `rank` of the cluster that p is in that of this one.
 template <class T>
 static T* in_block(T* p, unsigned rank, const char* what, Loc loc) {
+  if (rank >= cluster_size()) fail(loc, "%s: block %u of a cluster that has %u", what, rank, cluster_size());
   const Block& to = g_cluster.blocks[rank];
   if (to.has_returned()) fail(loc, "%s: the memory of %s, which has returned", what, name_of(to).c_str());
   return reinterpret_cast<T*>(to.smem + shared_address(p));
 }
 
-unsigned cluster_rank() { return g_block->rank; }
-unsigned cluster_size() { return static_cast<unsigned>(g_cluster.blocks.size()); }
-
 void mbarrier_arrive_at(uint64_t* barrier, unsigned rank, Loc loc) {
-  if (rank >= cluster_size()) fail(loc, "mbarrier.arrive: block %u of a cluster that has %u", rank, cluster_size());
   mbarrier_arrive(in_block(barrier, rank, "mbarrier.arrive", loc), 0, loc);
+}
+void* shared_of(unsigned rank, void* p, Loc loc) {
+  expect_arch("mapa", loc);
+  return in_block(static_cast<char*>(p), rank, "mapa", loc);
 }
 void mbarrier_arrive(uint64_t* barrier, unsigned expected_bytes, Loc loc) {
   check::mbarrier_reached(barrier, loc);
