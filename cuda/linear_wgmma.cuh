@@ -389,8 +389,7 @@ __device__ __forceinline__ void finish_share(const Product& p, int share, int pa
 }
 
 // A block, or a cluster, computes the tiles of its number, that plus the number of those, ...: the copying warp runs
-// ahead into the next while the others finish one.  Where parts are apart or y cannot be stored by boxes, it has one
-// tile.
+// ahead into the next while the others finish one.  It has one tile if parts are apart, or boxes cannot store y.
 template <int kRows, int kColumns, bool kParts, class Product>
 __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::kThreads,
                                   WgmmaBlock<kRows, kColumns, kParts, Product>::kBlocks)
@@ -425,8 +424,8 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
     fence_proxy_async();
     fence_mbarrier_init();
   }
-  // No block of a cluster is reached before its barriers are there, nor while it leaves; no part is read before all are
-  // stored.
+  // No block of a cluster is reached before its barriers are there, nor while it leaves; parts are read when all are
+  // stored by the blocks of the cluster.
   const auto meet = [&] {
     cluster_arrive();
     cluster_wait();

@@ -23,7 +23,7 @@ unsigned cluster_rank();  // of this block
 unsigned cluster_size();
 // Arrives at the mbarrier that lies in the shared memory of block `rank` where `barrier` is in that of this one.
 void mbarrier_arrive_at(uint64_t* barrier, unsigned rank, Loc loc);
-// Returns the address of what lies there (mapa), which this block may then read and write.
+// Returns the address of what lies in the shared memory of block `rank` where p points in that of this one (mapa).
 void* shared_of(unsigned rank, void* p, Loc loc);
 // The barrier of all threads of the cluster.  Stricter: also those that return arrive, and whoever arrives waits.
 void cluster_arrive(Loc loc);
