@@ -5,8 +5,7 @@
 //
 // The two blocks of a cluster compute neighbouring tiles of the same columns.  Each copies its own rows of the left
 // operand and half of the right one, to both: L2 gives that away once for both.  Or the blocks of a cluster compute the
-// parts of one tile, each of which then adds the parts of a share of it: from L2, which gives a multiprocessor more
-// bytes a clock than other multiprocessors do.
+// parts of one tile and leave them in memory (L2); each then adds up the parts of a share of the tile.
 #pragma once
 #include <algorithm>
 #include <utility>
