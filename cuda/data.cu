@@ -5,6 +5,8 @@
 // Bytes: 2 C elements a row, and the list once for each of the kParts blocks of a column of the additions.  Copies are
 // limited by memory bandwidth, additions by the walk; they are a small part of a step.
 #include "linear.cuh"
+#include "norm.cuh"
+#include "ops/norm.h"
 
 namespace pare::PARE_CUDA {
 
@@ -36,15 +38,19 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Copies row ids[n] of the table, which lies in panels or row by row, to y[n].  blockIdx.x is n.
+// Copies row ids[n] of the table, which lies in panels or row by row, to y[n], and norms it if there is a norm.
+// blockIdx.x is n.
 template <class T, bool kPanels>
 __global__ void __launch_bounds__(kThreads)
-    take(T* __restrict__ y, const T* __restrict__ table, const int32_t* ids, int width) {
+    take(T* y, const T* __restrict__ table, const int32_t* ids, int width, NormOfRows<T> norm) {
   await_kernel_before();
-  const int c = blockIdx.y * kThreads + threadIdx.x;
   const int64_t id = ids[blockIdx.x];
-  if (c < width)
-    y[int64_t{blockIdx.x} * width + c] = table[kPanels ? place_of_weight<T>(id, c, width) : id * width + c];
+  T* const row = y + int64_t{blockIdx.x} * width;
+  for (int c = threadIdx.x; c < width; c += kThreads)
+    row[c] = table[kPanels ? place_of_weight<T>(id, c, width) : id * width + c];
+  if (!norm.y) return;
+  __syncthreads();
+  if (threadIdx.x < 32) norm(blockIdx.x, row, width);
 }
 
 __global__ void __launch_bounds__(kThreads) add_all(float* __restrict__ y, const float* __restrict__ x, int64_t n) {
@@ -130,9 +136,11 @@ void take_embeddings(const EmbeddingFwd& a, bool panels, Stream stream) {
   if (rows == 0 || width == 0) return;
   with_act(op, a.y, [&](auto type) {
     using T = decltype(type);
-    launch(op, panels ? take<T, true> : take<T, false>,
-           {.grid = dim3(blocks(op, rows, 1), blocks(op, width, kThreads)), .block = kThreads, .early = true}, stream,
-           a.y.as<T>(), a.table.packed.as<T>(), a.ids.as<int32_t>(), width);
+    const bool joins = a.norm.y && norm_suits(a.norm, a.y);
+    launch(op, panels ? take<T, true> : take<T, false>, {.grid = blocks(op, rows, 1), .block = kThreads, .early = true},
+           stream, a.y.as<T>(), a.table.packed.as<T>(), a.ids.as<int32_t>(), width,
+           joins ? NormOfRows<T>(a.norm) : NormOfRows<T>{});
+    if (a.norm.y && !joins) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
   });
 }
 void embedding_fwd(const EmbeddingFwd& a, Stream stream) { take_embeddings(a, true, stream); }

@@ -15,6 +15,7 @@
 #include "linear_wgmma.cuh"
 #include "ops/linear_tiles.h"
 #include "ops/norm.h"
+#include "ops/rope.h"
 #include "ops/swiglu.h"
 #include "runtime/machine.cuh"
 #include "vocab.cuh"
@@ -126,21 +127,30 @@ struct Head : Forward<bf16, false> {
 // Gates and ups, `columns` together: y are their SwiGLU.
 struct Gated : Forward<bf16, false> {
   template <int kRows, int kColumns>
-  using WgmmaStage = WgmmaGatedStage<kRows, kColumns>;
+  using WgmmaStage = WgmmaHalvesStage<kRows, kColumns>;
 
   Results<bf16> results() const { return {y, y_stride, columns / 2}; }
 };
 
+// Queries, keys and values: y are rotated heads, and those of the values; keys and values go into the cache, too.
+struct Rotated : Forward<bf16, false> {
+  template <int kRows, int kColumns>
+  using WgmmaStage = WgmmaHalvesStage<kRows, kColumns>;
+
+  struct {
+    Pages<bf16> pages;
+    Positions positions;
+    Angles angles;
+    int half, turned, q_heads;  // channels of half a head; heads that are rotated, of which so many are of queries
+  } rotation;
+
+  static constexpr bool stores_by_boxes() { return false; }  // keys lie across
+};
+
 // y, and the norms of its rows, of which there are few.
 struct Normed : Forward<bf16, false> {
-  struct {
-    bf16* y;
-    float* rstd;
-    const bf16* w;
-    int64_t stride;  // of y
-    float eps;
-    unsigned* arrivals;  // blocks that have finished a tile
-  } norm;
+  NormOfRows<bf16> norm;
+  unsigned* finished;  // blocks that have finished a tile
 
   static constexpr bool stores_by_boxes() { return false; }  // the last block reads y
 };
@@ -301,7 +311,8 @@ void multiply_by_mma(const char* op, const Forward<bf16, kTranspose>& p, Stream 
 // ---- which kernel multiplies in bf16 (on compute capability 9.0 the bits are the same)
 template <bool kParts, class Product>
 void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, const Product& p, Stream stream) {
-  constexpr bool kGradient = std::is_same_v<Product, WeightGradient<bf16>>;
+  constexpr bool kGradient = std::is_same_v<Product, WeightGradient<bf16>>, kNormed = std::is_same_v<Product, Normed>,
+                 kRotated = std::is_same_v<Product, Rotated>;
   const WgmmaTile tile =
       best_tile(tiles, p.rows, p.columns, p.depth, machine().multiprocessors, std::max(1, p.apart()));
   bool taken = false;
@@ -319,9 +330,10 @@ void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, c
   } else if constexpr (std::is_same_v<Product, Head>) {
     take.template operator()<64, 128>();
     take.template operator()<128, 128>();
-  } else if constexpr (std::is_same_v<Product, Normed>) {
+  } else if constexpr (kNormed || kRotated) {
     take.template operator()<64, 32>();
     take.template operator()<64, 64>();
+    if constexpr (kRotated) take.template operator()<128, 64>();
   } else {
     take.template operator()<128, 128>();
     if constexpr (!kGradient && !kParts) {
@@ -334,7 +346,7 @@ void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, c
     take.template operator()<128, 192>();
     if constexpr (!kParts) take.template operator()<256, 192>();
   }
-  if constexpr (!kParts && !std::is_same_v<Product, Normed>) take.template operator()<128, 256>();
+  if constexpr (!kParts && !kNormed && !kRotated) take.template operator()<128, 256>();
   expect(taken, op, ": no kernel has tiles of ", tile.rows, " x ", tile.columns);
 }
 // aligned: rows of x and of the weight begin at multiples of 16 bytes.
@@ -398,14 +410,11 @@ void multiply_forward(const char* op, const Forward<T, kTranspose>& p, const Ten
 // Computes the norm of y by the kernel of its product; returns false if these shapes have none.
 bool multiply_and_norm(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
   static_assert(kNormedRows <= kFewRows);
-  const LinearNorm& n = a.norm;
-  if (p.rows == 0 || p.rows > kNormedRows || !takes_tensor_copies(a.x, a.w) ||
-      !aligned16(a.y, {p.y_stride, p.columns}) || !aligned16(n.y, {n.y.stride[0]}) || !aligned16(n.w, {}) ||
+  if (p.rows == 0 || p.rows > kNormedRows || !takes_tensor_copies(a.x, a.w) || !norm_suits(a.norm, a.y) ||
       p.depth == 0 || (p.part < p.depth && !p.apart()))
     return false;
-  const Normed normed{p,
-                      {n.y.as<bf16>(), n.rstd.as<float>(), n.w.as<bf16>(), n.y.stride[0], n.eps,
-                       reinterpret_cast<unsigned*>(a.parts.arrivals.as<int32_t>()) + kLinearTiles - 1}};
+  const Normed normed{p, NormOfRows<bf16>(a.norm),
+                      reinterpret_cast<unsigned*>(a.parts.arrivals.as<int32_t>()) + kLinearTiles - 1};
   if (takes_wgmma(true))
     multiply_by_wgmma<false>(op, kNormedTiles, normed, stream);
   else
@@ -466,6 +475,26 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
     if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
     if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
   });
+}
+
+bool multiply_and_write(const KvWrite& a, Stream stream) {
+  const char* op = "kv_write";
+  const LinearFwd& l = a.product;
+  const RopeFwd& rope = a.rotation.rope;
+  if (a.k.dtype != DType::bf16 || !takes_wgmma(true) || !takes_tensor_copies(l.x, l.w) || l.w.inputs() == 0 ||
+      l.y.shape[0] == 0 || l.residual || !a.joins() || !aligned16(rope.table, {}) || !aligned16(a.v_pages, {}))
+    return false;
+  const auto p = forward_product<bf16, false>(l.y, l.x, l.w, l.bias, l.residual, {});
+  if (!p.pairs) return false;
+  const auto pages = pages_of<bf16>(op, a.k_pages, a.v_pages, a.page_table, a.queries);
+  Positions positions{};
+  if (a.pos_pages) positions = {a.pos_pages.as<int32_t>(), a.pos.as<int32_t>()};
+  const auto turned = static_cast<int>(rope.x.shape[1]);
+  const Rotated rotated{p,
+                        {pages, positions, Angles{rope.table.as<float>(), rope.pos.as<int32_t>()}, pages.head_dim / 2,
+                         turned, turned - pages.kv_heads}};
+  multiply_by_wgmma<false>(op, kRotatedTiles, rotated, stream);
+  return true;
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream stream) {

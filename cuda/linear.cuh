@@ -5,6 +5,10 @@
 #include "ops/optimizer.h"
 #include "runtime/common.cuh"
 
+namespace pare {
+struct KvWrite;  // ops/rope.h
+}
+
 namespace pare::PARE_CUDA {
 
 // Where in the memory of a weight w[o][i] lies.  f32: as Weight says.  bf16: so, but that the two halves of a panel's
@@ -22,12 +26,16 @@ void add_bias_gradient(const char* op, const Tensor& dbias, const Tensor& dy, St
 // embedding_fwd from a table in panels, or row by row.
 void take_embeddings(const EmbeddingFwd& a, bool panels, Stream stream);
 
+// Computes the product of `a`, rotates and writes its heads by one kernel; returns false if these shapes have none.
+bool multiply_and_write(const KvWrite& a, Stream stream);
+
 // The ops to which it matters how a weight lies, with weights row by row, and the products by cuBLASLt.
 namespace fast {
 void pack_weight(const PackWeight& a, Stream stream);
 void unpack_weight(const UnpackWeight& a, Stream stream);
 void embedding_fwd(const EmbeddingFwd& a, Stream stream);
 void linear_fwd(const LinearFwd& a, Stream stream);
+void kv_write(const KvWrite& a, Stream stream);
 void linear_bwd_input(const LinearBwdInput& a, Stream stream);
 void linear_bwd_weight(const LinearBwdWeight& a, Stream stream);
 void adamw(const AdamW& a, Stream stream);

@@ -21,6 +21,7 @@
 
 #include "linear.cuh"
 #include "ops/norm.h"
+#include "ops/rope.h"
 #include "ops/swiglu.h"
 #include "runtime/library.h"
 #include "runtime/machine.cuh"
@@ -246,6 +247,12 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
   sum_vocabulary(a, stream);
   if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
   if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
+}
+
+void kv_write(const KvWrite& a, Stream stream) {
+  KvWrite rest = a;
+  if (a.product.y) linear_fwd(std::exchange(rest.product, {}), stream);
+  PARE_CUDA::kv_write(rest, stream);
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream stream) {

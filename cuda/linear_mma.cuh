@@ -124,10 +124,9 @@ __device__ __forceinline__ void multiply_stage(Accumulator<kColumns> (&sum)[kDow
 template <class Product>
 __device__ __forceinline__ void norm_as_last(const Product& p, int warps, bool& last) {
   if constexpr (requires { p.norm; }) {
-    if (!is_last_to_arrive(p.norm.arrivals, gridDim.x * gridDim.y, last)) return;
+    if (!is_last_to_arrive(p.finished, gridDim.x * gridDim.y, last)) return;
     for (int row = threadIdx.x / 32; row < p.rows && static_cast<int>(threadIdx.x) / 32 < warps; row += warps)
-      norm_row<bf16, true>(p.norm.y + row * p.norm.stride, p.norm.rstd + row, p.y + row * p.y_stride, p.norm.w,
-                           p.columns, p.norm.eps);
+      p.norm(row, p.y + row * p.y_stride, p.columns);
   }
 }
 // Stores a warp's sums of a part in memory: sum[m] has those of 16 rows from row + m kNext on, and columns from

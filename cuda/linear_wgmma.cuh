@@ -13,6 +13,7 @@
 #include "linear_mma.cuh"
 #include "ops/linear.h"
 #include "ring.cuh"
+#include "rope.cuh"
 #include "runtime/machine.cuh"
 #include "vocab.cuh"
 
@@ -36,7 +37,7 @@ __device__ __forceinline__ void copy_share(Share s, void* smem, const CUtensorMa
 // wgmma finds there: kRows rows of x and kColumns columns of a weight ...
 template <int kRows, int kColumns, bool kTranspose>
 struct WgmmaWeightStage {
-  static constexpr bool kMnMajorA = false, kMnMajorB = !kTranspose, kGated = false;
+  static constexpr bool kMnMajorA = false, kMnMajorB = !kTranspose, kHalves = false;
   // From one k16 step to the next, in units of 16 bytes: along a row of x, to the next 16 inputs or the next panel.
   static constexpr uint64_t kNextA = 2, kNextB = (kTranspose ? kColumns : 16) * 2;
 
@@ -78,12 +79,13 @@ struct WgmmaWeightStage {
   __device__ uint64_t a(int row) const { return matrix_descriptor(x + row * kWgmmaDepth, Swizzle::bytes_128, 1024); }
   __device__ uint64_t b() const { return matrix_descriptor(w, Swizzle::bytes_32, 256, kWgmmaDepth * 32); }
 };
-// ... or the same with a weight whose first half of the rows are gates and whose second are ups: kColumns / 2 of each,
-// which are the halves that the blocks of a cluster copy for both.
+// ... or the same of a weight whose results belong together two by two: the gates, which are the first half of them,
+// and the ups, or the two halves of each head.  A tile has kColumns / 2 pairs, from `pair` on; the blocks of a cluster
+// copy a half each, for both.
 template <int kRows, int kColumns>
-struct WgmmaGatedStage : WgmmaWeightStage<kRows, kColumns, false> {
+struct WgmmaHalvesStage : WgmmaWeightStage<kRows, kColumns, false> {
   using Base = WgmmaWeightStage<kRows, kColumns, false>;
-  static constexpr bool kGated = true;
+  static constexpr bool kHalves = true;
   template <class Product>
   static std::pair<CUtensorMap, CUtensorMap> maps(const char* op, const Product& p, int) {
     return Base::maps(op, p, 2);
@@ -91,24 +93,24 @@ struct WgmmaGatedStage : WgmmaWeightStage<kRows, kColumns, false> {
   template <class Product>
   __device__ void copy(const Product& p, const CUtensorMap& map_x, const CUtensorMap& map_w, int row, int column, int k,
                        Mbarrier* full, Share s) {
+    const int pair = column / 2;
     const auto copy_half = [&](int half) {
-      copy_share(s, this->w[half * Base::kPanels / 2], map_w, 0, k >> Base::log2_inputs(p),
-                 (half * p.columns + column) / 2 / kPanel, full);
+      int first = half * p.columns / 2 + pair;
+      if constexpr (requires { p.rotation; }) {
+        const int of_head = p.rotation.half;
+        first = (pair / of_head * 2 + half) * of_head + pair % of_head;
+      }
+      copy_share(s, this->w[half * Base::kPanels / 2], map_w, 0, k >> Base::log2_inputs(p), first / kPanel, full);
     };
     tensor_copy(this->x, map_x, k, row, full);
     copy_half(s.rank);
     if (s.blocks == 1) copy_half(1);
   }
-  // Returns SwiGLU of two neighbours, with the roundings of the separate ops.
-  __device__ static __nv_bfloat162 finish(float2 gate, float2 up) {
-    const auto rounded = [](float x) { return to_float(from_float<bf16>(x)); };
-    return __floats2bfloat162_rn(swiglu(rounded(gate.x), rounded(up.x)), swiglu(rounded(gate.y), rounded(up.y)));
-  }
 };
 // ... or kRows columns of dy and kColumns of x.
 template <int kRows, int kColumns>
 struct WgmmaRowStage {
-  static constexpr bool kMnMajorA = true, kMnMajorB = true, kGated = false;
+  static constexpr bool kMnMajorA = true, kMnMajorB = true, kHalves = false;
   static constexpr uint64_t kNextA = 128, kNextB = 128;  // 16 rows
 
   static constexpr int kPanel = kWgmmaDepth * 64;  // [k][64], by rows of 128 bytes
@@ -145,14 +147,16 @@ struct WgmmaBlock {
   static constexpr int kDown = kRows > 128 ? 2 : 1, kSums = kColumns / 2 * kDown * (kParts ? 2 : 1);
   static_assert(kSums <= 192);
   static constexpr bool kGives = kSums > 128;
-  static constexpr int kStored = Stage::kGated ? kColumns / 2 : kColumns;  // columns of a tile of y
+  static constexpr bool kRotates = requires(const Product& p) { p.rotation; }
+  , kGated = Stage::kHalves && !kRotates;
+  static constexpr int kStored = kGated ? kColumns / 2 : kColumns;  // columns of a tile of y
   static constexpr int kConsumers = kRows / kDown / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
   static constexpr bool kAdds = std::is_same_v<typename Product::Result, float>;  // results of twice the bytes
   static constexpr bool kHead = requires(const Product& p) { p.tiles; };
   // The results may be added to a residual.
-  static constexpr bool kResidual = !Stage::kGated && !kHead && requires(const Product& p) { p.residual; };
+  static constexpr bool kResidual = !Stage::kHalves && !kHead && requires(const Product& p) { p.residual; };
   // The parts of k may be apart.
-  static constexpr bool kApart = !kParts && !Stage::kGated && !kHead && requires(const Product& p) {
+  static constexpr bool kApart = !kParts && !Stage::kHalves && !kHead && requires(const Product& p) {
     p.sum_of_part(0, 0, 0);
   };
   // Up to 226 KiB of shared memory, or 105 for each of the two blocks that then share a multiprocessor.
@@ -262,6 +266,12 @@ class Boxes {
   }
 };
 
+// Returns SwiGLU of two neighbours, with the roundings of the separate ops.
+__device__ __forceinline__ __nv_bfloat162 gated(float2 gate, float2 up) {
+  const auto rounded = [](float x) { return to_float(from_float<bf16>(x)); };
+  return __floats2bfloat162_rn(swiglu(rounded(gate.x), rounded(up.x)), swiglu(rounded(gate.y), rounded(up.y)));
+}
+
 // Rounds the results of a warp and stores them by boxes: total[m] has those of 16 rows from row + m 64 on, and columns
 // from `column` on; of gates and ups it has both halves, and `column` is that of y.  The last two are constants, for
 // each of which this is compiled.
@@ -283,9 +293,9 @@ __device__ __forceinline__ void store_tile(const Product& p, const CUtensorMap& 
         const float* const x = &total[m].tile[tile][j % 2 * 2];
         __nv_bfloat162 y, added_to;
         memcpy(&added_to, &before[j], 4);
-        if constexpr (Block::Stage::kGated) {
+        if constexpr (Block::kGated) {
           const float* const up = &total[m].tile[tile + kColumns / 16][j % 2 * 2];
-          y = Block::Stage::finish(make_float2(x[0], x[1]), make_float2(up[0], up[1]));
+          y = gated(make_float2(x[0], x[1]), make_float2(up[0], up[1]));
         } else {
           y = p.rounded_pair(has_bias, has_residual, column + lane_column(tile), make_float2(x[0], x[1]), added_to);
         }
@@ -364,6 +374,63 @@ __device__ __forceinline__ void sum_tiles(const Product& p, Accumulator<kColumns
   }
 }
 
+// Rounds, rotates and stores a warp's halves of heads, those of 16 rows from `row` on and of the pairs from `pair` on,
+// which lie in one head, and writes keys and values to where `slots` says.
+template <class Product, int kColumns>
+__device__ __forceinline__ void rotate_tile(const Product& p, Accumulator<kColumns>& total, NewSlots& slots, int row,
+                                            int pair) {
+  constexpr int kTiles = kColumns / 16;  // of half a head
+  const auto& r = p.rotation;
+  const int half = r.half, head = pair / half, first = pair % half;
+  const bool turns = head < r.turned;
+  const auto column = [&](int tile) { return first + lane_column(tile); };
+  // All loads come before the first store, above which the compiler cannot move them.
+  for_rows([&](LaneRow i) {
+    const float* const angle = r.angles.of(min(row + i, p.rows - 1), half);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; tile++) {
+      float *const a = &total.tile[tile][i.i * 2], *const b = &total.tile[tile + kTiles][i.i * 2];
+      const int c = column(tile), in_y = head * 2 * half + c;
+      const auto rounded = [&](int at, const float* x) {
+        const __nv_bfloat162 y = p.rounded_pair(p.bias, false, at, make_float2(x[0], x[1]), {});
+        return make_float2(to_float(y.x), to_float(y.y));
+      };
+      const float2 u = rounded(in_y, a), v = rounded(in_y + half, b);
+      float2 cos{1, 1}, sin{};
+      if (turns) {
+        cos = *reinterpret_cast<const float2*>(angle + c);
+        sin = *reinterpret_cast<const float2*>(angle + half + c);
+      }
+      const float2 x = rotated(u.x, v.x, cos.x, sin.x), y = rotated(u.y, v.y, cos.y, sin.y);
+      a[0] = turns ? x.x : u.x;
+      a[1] = turns ? y.x : u.y;
+      b[0] = turns ? x.y : v.x;
+      b[1] = turns ? y.y : v.y;
+    }
+  });
+  for_rows([&](LaneRow i) {
+    if (row + i >= p.rows) return;
+    const bool written = head >= r.q_heads && slots.page[i] >= 0;
+    const int of_kind = turns ? head - r.q_heads : head - r.turned, slot = slots.slot[i];
+    const int64_t in_page = int64_t{slots.page[i]} * r.pages.kv_heads + of_kind;
+#pragma unroll
+    for (int n = 0; n < 2 * kTiles; n++) {
+      const int c = n / kTiles * half + column(n % kTiles);
+      const auto x = __floats2bfloat162_rn(total.tile[n][i.i * 2], total.tile[n][i.i * 2 + 1]);
+      *reinterpret_cast<__nv_bfloat162*>(&p.y[(row + i) * p.y_stride + head * 2 * half + c]) = x;
+      if (!written) continue;
+      if (turns) {
+        *r.pages.k_at(in_page, slot, c) = x.x;
+        *r.pages.k_at(in_page, slot, c + 1) = x.y;
+      } else {
+        *reinterpret_cast<__nv_bfloat162*>(r.pages.v_at(in_page, slot, c)) = x;
+      }
+    }
+    if (written && turns && column(0) == 0 && r.positions.pos_pages)
+      r.positions.pos_pages[in_page * kPageSlots + slot % kPageSlots] = r.positions.pos[row + i];
+  });
+}
+
 // Adds the `parts` parts of a share of a warp's results, and finishes them; the warp's part was stored by store_part.
 template <int kDown, int kColumns, class Product>
 __device__ __forceinline__ void finish_share(const Product& p, int share, int parts, int row, int column) {
@@ -398,7 +465,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   using Stage = typename Block::Stage;
   auto& shared = *dynamic_smem<typename Block::Shared>();
   auto& ring = shared.ring;
-  const bool by_boxes = Stage::kGated || maps.by_boxes;
+  const bool by_boxes = Block::kGated || maps.by_boxes;
   constexpr int kDown = Block::kDown;
   const Share cluster{cluster_rank(), cluster_size()};
   bool apart = false;
@@ -459,11 +526,13 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   const auto first_of_warp = [&](int t) {
     int2 first = first_of_tile<kRows, kColumns>(p.rows, p.columns, t, share);
     first.x += warp / 4 * kDown * 64 + warp % 4 * 16;
-    if constexpr (Block::Stage::kGated) first.y /= 2;
+    if constexpr (Block::Stage::kHalves) first.y /= 2;
     return first;
   };
   int2 first{};  // row and column of the warp
   Boxes<Block> boxes(shared, maps);
+  NewSlots slots;
+  if constexpr (Block::kRotates) slots = NewSlots(p.rotation.pages, first_of_warp(first_tile).x, p.rows);
   for (int filling = 0, t = first_tile; t < tiles; t += next_tile) {
     if (adds_to_boxes) {
       const int2 at = first_of_warp(t);
@@ -553,7 +622,10 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
         meet();
         finish_share<kDown, kColumns>(p, cluster.rank, cluster.blocks, first.x, first.y);
       }
-    if (!apart) finish_results<64>(p, total, first.x, first.y);
+    if constexpr (Block::kRotates)
+      rotate_tile(p, total[0], slots, first.x, first.y);
+    else if (!apart)
+      finish_results<64>(p, total, first.x, first.y);
     norm_as_last(p, Block::kConsumers, shared.last);
   }
   if (share.blocks > 1) meet();

@@ -1,5 +1,6 @@
 // RMSNorm of a row by a warp (norm.cu, which states the order), for kernels of more than that.
 #pragma once
+#include "ops/linear.h"
 #include "runtime/common.cuh"
 
 namespace pare::PARE_CUDA {
@@ -51,6 +52,27 @@ __device__ __forceinline__ void norm_row(T* y, float* rstd, const T* x, const T*
     for (int j = 0; j < kPack<T>; j++) p.v[j] = from_float<T>(to_float(p.v[j]) * r * to_float(q.v[j]));
     store_pack<kVector>(y + i, p, c - i);
   });
+}
+
+// RowNorm, for rows of aligned packs.
+template <class T>
+struct NormOfRows {
+  T* y;
+  float* rstd;
+  const T* w;
+  int64_t stride;
+  float eps;
+  NormOfRows() = default;
+  explicit NormOfRows(const RowNorm& a)
+      : y(a.y.as<T>()), rstd(a.rstd.as<float>()), w(a.w.as<T>()), stride(a.y.stride[0]), eps(a.eps) {}
+  // Norms x [c] to row number `row`, by a warp.
+  __device__ __forceinline__ void operator()(int64_t row, const T* x, int c) const {
+    norm_row<T, true>(y + row * stride, rstd + row, x, w, c, eps);
+  }
+};
+// Returns true if x [N, C], contiguous or of rows with a stride, and its norm are of aligned packs.
+inline bool norm_suits(const RowNorm& a, const Tensor& x) {
+  return aligned16(x, {x.stride[0], x.shape[1]}) && aligned16(a.y, {a.y.stride[0]}) && aligned16(a.w, {});
 }
 
 }  // namespace pare::PARE_CUDA

@@ -13,8 +13,11 @@ struct Pages {
   int64_t table_stride;
   const int4* queries;
   int n_queries, kv_heads, head_dim;
+  __device__ __forceinline__ int32_t page(int64_t table_row, int slot) const {
+    return table[table_row * table_stride + slot / kPageSlots];
+  }
   __device__ __forceinline__ int64_t head(int64_t table_row, int slot, int h) const {  // number of (page, head)
-    return int64_t{table[table_row * table_stride + slot / kPageSlots]} * kv_heads + h;
+    return int64_t{page(table_row, slot)} * kv_heads + h;
   }
   __device__ __forceinline__ T* k_at(int64_t head, int slot, int c) const {
     return k + (head * head_dim + c) * kPageSlots + slot % kPageSlots;

@@ -18,14 +18,15 @@
 //
 // kv_write: k_pages [pages, K, D, 16], v_pages [pages, K, 16, D]; page_table [sequences, max_pages] with any stride
 // between rows; queries [S, 4]: PagedRow.  The new slots are overwritten, and the outputs of its rotation, which has
-// the bits of the op alone: in decoding one kernel does both.  A row that no entry names is rotated and not written.
-// Bytes: those of the rotation, v read and the new slots written, those of K by scattered stores of an element. Limited
-// by latency: 256 rows are 3 MB.
+// the bits of the op alone: in decoding one kernel does both, or that of the product before (Rotated, linear.cu).  A
+// row that no entry names is rotated and not written. Bytes: those of the rotation, v read and the new slots written,
+// those of K by scattered stores of an element. Limited by latency: 256 rows are 3 MB.
 #include <algorithm>
 #include <bit>
 
+#include "linear.cuh"
 #include "ops/rope.h"
-#include "paged.cuh"
+#include "rope.cuh"
 
 namespace pare::PARE_CUDA {
 
@@ -43,11 +44,6 @@ struct Heads {
 struct Shape {
   int64_t rows;
   int heads, q_heads, half, lanes;  // lanes: of a head
-};
-struct Angles {
-  const float* table;
-  const int32_t* pos;
-  __device__ const float* of(int64_t n, int half) const { return table + int64_t{pos[n]} * 2 * half; }
 };
 
 // A pack of a head's first half, and that of its second half which is rotated with it.
@@ -99,9 +95,9 @@ __device__ __forceinline__ void rotate_pairs(Pairs<T>& x, const float* angle, in
   angle += i;
   for (int j = 0; j < kPack<T>; j++) {
     if (!kVector && i + j >= half) break;
-    const float cos = angle[j], sin = sign * angle[half + j], u = a(j), v = b(j);
-    x.a.v[j] = from_float<T>(u * cos - v * sin);
-    x.b.v[j] = from_float<T>(v * cos + u * sin);
+    const float2 y = rotated(a(j), b(j), angle[j], sign * angle[half + j]);
+    x.a.v[j] = from_float<T>(y.x);
+    x.b.v[j] = from_float<T>(y.y);
   }
 }
 template <bool kVector, class T>
@@ -255,21 +251,6 @@ __global__ void __launch_bounds__(kColumns* kStrands)
 
 // ---- into the cache
 
-struct Positions {  // absent: null
-  int32_t* pos_pages;
-  const int32_t* pos;
-};
-
-// Returns the entry that names `row`, or one without rows.  In decoding it is most often number `row`.
-__device__ PagedRow entry_of_row(const int4* entries, int n, int row) {
-  const auto names = [&](int i) { return i < n && row >= entries[i].x && row - entries[i].x < entries[i].y; };
-  if (names(row)) return entry_at<PagedRow>(entries, row);
-  for (int base = 0; base < n; base += 32)
-    if (const unsigned found = __ballot_sync(kAllLanes, names(base + static_cast<int>(threadIdx.x) % 32)))
-      return entry_at<PagedRow>(entries, base + __ffs(static_cast<int>(found)) - 1);
-  return {};
-}
-
 // The work of write_rows before it writes (Rotation).
 template <class T>
 struct Rotate {
@@ -307,7 +288,7 @@ __global__ void __launch_bounds__(kThreads)
     store_pairs<kVector>(x.to.at(row, p.h, s.half), k, s.half, p.i);
   }
   if (p.h < s.q_heads || entry.rows == 0) return;
-  const int slot = entry.slots - entry.rows + row - entry.row, h = p.h - s.q_heads;
+  const int slot = slot_of_row(entry, row), h = p.h - s.q_heads;
   const int64_t head = pages.head(entry.table_row, slot, h);
   for (int j = 0; j < kPack<T>; j++) {
     if (!kVector && p.i + j >= s.half) break;
@@ -394,6 +375,10 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream stream) {
 
 void kv_write(const KvWrite& a, Stream stream) {
   const char* op = "kv_write";
+  if (a.product.y) {
+    if (multiply_and_write(a, stream)) return;
+    linear_fwd(a.product, stream);
+  }
   with_act(op, a.k, [&](auto type) {
     using T = decltype(type);
     const auto pages = pages_of<T>(op, a.k_pages, a.v_pages, a.page_table, a.queries);

@@ -1,5 +1,7 @@
 #include "model/block.h"
 
+#include <utility>
+
 #include "ops/data.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
@@ -42,7 +44,7 @@ static Tensor qk_columns(const ModelConfig& c, const Tensor& qkv) {
 }
 
 void block_forward(const Model& model, int layer, const BlockBuffers& b, const Tensor& x, const Tensor& pos,
-                   AttentionContext& attention, const Tensor& y, const LinearNorm& next) {
+                   AttentionContext& attention, const Tensor& y, const RowNorm& next) {
   Device& device = model.device;
   const ModelConfig& c = model.config;
   const Layer& w = model.layers[layer];
@@ -52,7 +54,7 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
 
   // A projection, if its y is there, and the norm of y if that is wanted: of few rows that no adapter changes in one
   // op.
-  const auto project = [&](LinearFwd a, Projection projection, const LinearNorm& norm) {
+  const auto project = [&](LinearFwd a, Projection projection, const RowNorm& norm) {
     const bool joins = norm.y && b.parts.arrivals && !model.adapters && a.y.shape[0] <= kNormedRows;
     if (joins) a.norm = norm;
     if (a.y) device.linear_fwd(a);
@@ -61,8 +63,11 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
   };
 
   if (!next.y) device.rmsnorm_fwd({.y = b.h1, .rstd = b.rstd1, .x = x, .w = w.input_norm, .eps = c.rms_eps});
-  device.linear_fwd({.y = b.qkv, .x = b.h1, .w = w.qkv, .bias = w.qkv_bias, .residual = {}, .parts = b.parts});
-  adapt({Projection::q, Projection::k, Projection::v}, b.h1, b.qkv);
+  LinearFwd qkv{.y = b.qkv, .x = b.h1, .w = w.qkv, .bias = w.qkv_bias, .residual = {}, .parts = b.parts};
+  if (model.adapters) {  // something changes qkv
+    device.linear_fwd(std::exchange(qkv, {}));
+    adapt({Projection::q, Projection::k, Projection::v}, b.h1, b.qkv);
+  }
   Rotation rotation;
   if (c.qk_norm)
     rotation.norm_rope = {.y = qk_columns(c, b.qk),
@@ -76,7 +81,7 @@ void block_forward(const Model& model, int layer, const BlockBuffers& b, const T
                           .eps = c.rms_eps};
   else
     rotation.rope = {.x = qk_columns(c, b.qkv), .table = model.rope, .pos = pos};
-  attention.attend(layer, rotation, b.q, b.k, b.v, b.o.heads(c.heads));
+  attention.attend(layer, qkv, rotation, b.q, b.k, b.v, b.o.heads(c.heads));
   project({.y = b.x_mid, .x = b.o, .w = w.o, .bias = {}, .residual = x, .parts = b.parts}, Projection::o,
           {.y = b.h2, .rstd = b.rstd2, .w = w.post_norm, .eps = c.rms_eps});
   LinearFwd gate_up{.y = b.gate_up, .x = b.h2, .w = w.gate_up, .bias = {}, .residual = {}, .parts = b.parts};
@@ -192,16 +197,14 @@ void forward_rows(const Model& model, Arena& scratch, const Tensor& ids, const T
   const int64_t rows = ids.shape[0];
   const ArenaScope scope(scratch);
   const Tensor x = scratch.alloc("x", model.dtype, {rows, model.config.hidden});
-  device.embedding_fwd({.y = x, .table = model.embedding, .ids = ids});
   BlockBuffers b(model, scratch, rows);
   b.parts = parts;
   b.backward = false;
   const auto last = static_cast<int>(model.config.layers) - 1;
   const auto norm = [&](const Tensor& y, const Tensor& w) {
-    return LinearNorm{.y = y, .rstd = b.rstd1, .w = w, .eps = model.config.rms_eps};
+    return RowNorm{.y = y, .rstd = b.rstd1, .w = w, .eps = model.config.rms_eps};
   };
-  device.rmsnorm_fwd(
-      {.y = b.h1, .rstd = b.rstd1, .x = x, .w = model.layers[0].input_norm, .eps = model.config.rms_eps});
+  device.embedding_fwd({.y = x, .table = model.embedding, .ids = ids, .norm = norm(b.h1, model.layers[0].input_norm)});
   for (int l = 0; l <= last; l++) {
     const Range range(device, "layer", l);
     block_forward(model, l, b, x, pos, attention, x,

@@ -30,7 +30,7 @@ Tensor v_columns(const ModelConfig& config, const Tensor& qkv);
 // x [N, C] -> y [N, C] (may be x in place).  With y absent the last product is left out: everything that the backward
 // reads is there.  With `next`, a norm of y, that is computed too, and b.h1 is x normed already.
 void block_forward(const Model& model, int layer, const BlockBuffers& b, const Tensor& x, const Tensor& pos,
-                   AttentionContext& attention, const Tensor& y, const LinearNorm& next = {});
+                   AttentionContext& attention, const Tensor& y, const RowNorm& next = {});
 
 // Device::rmsnorm_bwd with `parts` from the arena.
 void norm_backward(Device& device, const RmsnormBwd& args, Arena& arena);

@@ -65,10 +65,10 @@ struct Rotation;  // ops/rope.h
 class AttentionContext {
  public:
   virtual ~AttentionContext() = default;
-  // q [N, H, D], k and v [N, K, D] of the rows of this pass (strided views); does `rotation` to q and k, then writes
-  // o [N, H, D].
-  virtual void attend(int layer, const Rotation& rotation, const Tensor& q, const Tensor& k, const Tensor& v,
-                      const Tensor& o) = 0;
+  // q [N, H, D], k and v [N, K, D] of the rows of this pass (strided views), which `qkv` computes unless its y is
+  // absent; does `rotation` to q and k, then writes o [N, H, D].
+  virtual void attend(int layer, const LinearFwd& qkv, const Rotation& rotation, const Tensor& q, const Tensor& k,
+                      const Tensor& v, const Tensor& o) = 0;
 };
 
 // The elements of LinearParts::sums that forward_rows needs for up to so many rows; 0: it needs no LinearParts.

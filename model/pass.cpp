@@ -189,8 +189,9 @@ void Pass::backward(const ParameterViews& gradients) {
   if (gradients.embedding) device.embedding_bwd({.dtable = gradients.embedding, .dy = dx, .ids = ids_});
 }
 
-void Pass::attend(int layer, const Rotation& rotation, const Tensor& q, const Tensor& k, const Tensor& v,
-                  const Tensor& o) {
+void Pass::attend(int layer, const LinearFwd& qkv, const Rotation& rotation, const Tensor& q, const Tensor& k,
+                  const Tensor& v, const Tensor& o) {
+  if (qkv.y) model_.device.linear_fwd(qkv);
   rotate(model_.device, rotation);
   const BlockBuffers* parent = prefix_ ? &prefix_->buffers_of(layer) : nullptr;
   const size_t kept = place_of(layer);

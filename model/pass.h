@@ -33,8 +33,8 @@ class Pass : AttentionContext, AttentionBackward {
   Tensor hidden, d_hidden;  // d_hidden: zero, or (last row) what members before have added; absent with Keep::nothing
 
  private:
-  void attend(int layer, const Rotation& rotation, const Tensor& q, const Tensor& k, const Tensor& v,
-              const Tensor& o) override;
+  void attend(int layer, const LinearFwd& qkv, const Rotation& rotation, const Tensor& q, const Tensor& k,
+              const Tensor& v, const Tensor& o) override;
   void attend_backward(int layer, const BlockBuffers& b, const Tensor& d_o, const Tensor& dq, const Tensor& dk,
                        const Tensor& dv) override;
   Tensor input_of(int layer) const { return inputs_[keep_ == Keep::nothing ? 0 : layer]; }

@@ -96,7 +96,7 @@ class Cache {
   void append(const Runs& runs, const Tensor& k, const Tensor& v) {
     for (auto [sequence, rows] : runs) used[sequence] += rows;
     OwnRun write(table, type, own({{"k", k}, {"v", v}})), sum(table, type, own({}));
-    run(write, &Table::kv_write, "kv_write", "", runs);
+    run(write, &Table::kv_write, "kv_write", ",inputs=0", runs);
     run(sum, &Table::kv_block_summary, "kv_block_summary", sizes(choice) + mean(choice), runs);
   }
 

@@ -39,9 +39,9 @@ void bounds(OpRun& r, const LinearFwd& a) {
     r.bound(a.norm.rstd, shares(r.values(a.norm.rstd), relative));
     r.bound(a.norm.y, relative * (1 + r.max_abs(a.norm.y)));
   }
+  const double most = 4 * std::sqrt(double(n + 4)), each = products(n) + (a.x.dtype == DType::bf16 ? most / 256 : 0);
   if (!a.swiglu) return r.bound(a.y, products(n));
   // silu's slope is below 1.1, and gates and ups are rounded.
-  const double most = 4 * std::sqrt(double(n + 4)), each = products(n) + (a.x.dtype == DType::bf16 ? most / 256 : 0);
   r.bound(a.swiglu, 2.1 * most * each + 16 * kRound * most * most);
 }
 void bounds(OpRun& r, const LinearBwdInput& a) { r.bound(a.dx, products(a.w.outputs())); }
@@ -51,10 +51,14 @@ void bounds(OpRun& r, const LinearBwdWeight& a) {
 }
 
 // The squares have one sign, so rstd is relatively exact to the roundings of their sum.
-void bounds(OpRun& r, const RmsnormFwd& a) {
-  const double relative = lanes(double(a.x.shape[1]));
-  r.bound(a.rstd, shares(r.values(a.rstd), relative));
-  r.bound(a.y, shares(r.values(a.y), relative + 4 * kRound));
+void norm_bounds(OpRun& r, int64_t width, const Tensor& y, const Tensor& rstd) {
+  const double relative = lanes(double(width));
+  r.bound(rstd, shares(r.values(rstd), relative));
+  r.bound(y, shares(r.values(y), relative + 4 * kRound));
+}
+void bounds(OpRun& r, const RmsnormFwd& a) { norm_bounds(r, a.x.shape[1], a.y, a.rstd); }
+void bounds(OpRun& r, const EmbeddingFwd& a) {
+  if (a.norm.y) norm_bounds(r, a.table.inputs(), a.norm.y, a.norm.rstd);
 }
 // dx: rstd times terms dy*w of size below 4*4 and xh*mean of size below (4 rstd)*(16 rstd).
 double norm_error(double width, double rstd, double dy = 1) {
@@ -70,6 +74,13 @@ void bounds(OpRun& r, const RmsnormBwd& a) {
 void bounds(OpRun& r, const RopeFwd& a) { r.bound(a.x, 3 * kRound * 32); }
 void bounds(OpRun& r, const RopeBwd& a) { r.bound(a.dx, 3 * kRound * 32); }
 void bounds(OpRun& r, const KvWrite& a) {
+  if (a.product.y) {
+    const int64_t n = a.product.w.inputs();
+    const double most = 4 * std::sqrt(double(n + 4)), each = products(n) + (a.k.dtype == DType::bf16 ? most / 256 : 0);
+    r.bound(a.product.y, 8 * each + 3 * kRound * 8 * most);
+    r.bound(a.k_pages, 8 * each + 3 * kRound * 8 * most);
+    return r.bound(a.v_pages, each);
+  }
   if (!a.rotation) return;
   bounds(r, a.rotation.rope);
   r.bound(a.k_pages, 3 * kRound * 32);

@@ -38,7 +38,7 @@ TEST(CudaBf16, Rows) {
 TEST(CudaBf16, PagesAreWrittenAndCopied) {
   for (const char* d : {"20", "64"}) {
     for (const char* gap : {"3", "8"})
-      check(body_of("kv_write", cat("K=2,pos=1,D=", d, ",gap=", gap), {.sequences = {{7, 36}, {1, 9}}}));
+      check(body_of("kv_write", cat("K=2,pos=1,inputs=0,D=", d, ",gap=", gap), {.sequences = {{7, 36}, {1, 9}}}));
     check("kv_copy_pages", {cat("n=2,K=2,beside=1,D=", d)});
   }
 }
@@ -394,12 +394,12 @@ TEST(CudaBf16, ANormBehindAProductHasTheBitsOfItsOp) {
     LinearParts parts = t.parts(n, o, i);
     if (!parts.arrivals) parts.arrivals = t.index("arrivals", {kLinearTiles}, std::vector<int32_t>(kLinearTiles));
     const auto norm_of = [&](const std::string& name) {
-      return LinearNorm{
+      return RowNorm{
           .y = t.act_out(name, {n, o}, 16), .rstd = t.stat_out(name + " rstd", {n}), .w = gain, .eps = 1e-6f};
     };
     const Tensor alone = t.act_out("alone", {n, o});
     table_kernels.linear_fwd({alone, x, w, {}, r, parts}, {});
-    const LinearNorm separate = norm_of("normed alone");
+    const RowNorm separate = norm_of("normed alone");
     table_kernels.rmsnorm_fwd({separate.y, separate.rstd, alone, gain, separate.eps}, {});
     LinearFwd a{in_place ? r : t.act_out("y", {n, o}, 8), x, w, {}, r, parts};
     a.norm = norm_of("normed");

@@ -448,5 +448,65 @@ TEST(CudaPaged, WritingBehindARotationHasTheBitsOfBoth) {
         }
 }
 
+// By each of its tiles, a product rotates and writes what it and the other ops do one after another.
+TEST(CudaPaged, AProductThatWritesHasTheBitsOfItsOps) {
+  struct Size {
+    int H, K, d;
+  };
+  const auto expect_same = [](int64_t n, const Size& size, bool bias, bool decoding) {
+    const auto& [H, K, d] = size;
+    SCOPED_TRACE(cat(n, " rows, ", H, " and ", K, " heads of ", d, decoding ? ", decoded" : ""));
+    const int64_t columns = (H + 2 * K) * d, inputs = 72, most = decoding ? n : 3;
+    // An entry for each row; or the last rows, before some of the first, and rows that none names between them.
+    std::vector<int32_t> queries, table, pos(n);
+    if (!decoding)
+      queries = {int32_t(n - n / 2), int32_t(n / 2), int32_t(n / 2 + 5), 2, 0, int32_t(n / 3), 37 + int32_t(n), 0};
+    for (int32_t i = 0; i < n && decoding; i++)
+      queries.insert(queries.end(), {i, 1, 1 + i * 5 % 40, int32_t(n) - 1 - i});
+    const int64_t per_row = (n + 40) / 16 + 1, pages = most * per_row;
+    for (int32_t i = 0; i < pages; i++) table.push_back(int32_t(pages) - 1 - i);
+    for (int32_t i = 0; i < n; i++) pos[i] = i * 5 % 9;
+    const auto call = [&, H = H, K = K, d = d](Call& t, bool together) {
+      LinearFwd a{t.act_out("y", {n, columns}, 8),
+                  t.act("x", {n, inputs}),
+                  t.weight("w", columns, inputs),
+                  bias ? t.act("bias", {columns}) : Tensor{},
+                  {}};
+      KvWrite w{};
+      w.k_pages = t.act("k_pages", {pages, K, d, 16});
+      w.v_pages = t.act("v_pages", {pages, K, 16, d});
+      w.rotation.rope = {a.y.columns(0, (H + K) * d).heads(H + K), t.stat("angles", {9, d}), t.index("at", {n}, pos)};
+      w.k = w.rotation.last_heads(K);
+      w.v = a.y.columns((H + K) * d, K * d).heads(K);
+      w.page_table = t.index("table", {most, per_row}, table);
+      w.queries = t.index("queries", {std::ssize(queries) / 4, 4}, queries);
+      if (bias) {
+        w.pos_pages = t.index("pos_pages", {pages, K, 16}, std::vector<int32_t>(pages * K * 16));
+        w.pos = w.rotation.rope.pos;
+      }
+      if (together)
+        w.product = a;
+      else
+        t.table.linear_fwd(a, {});
+      t.table.kv_write(w, {});
+      EXPECT_TRUE(t.zones_intact());
+    };
+    Call one(table_kernels, DType::bf16), two(table_kernels, DType::bf16);
+    call(one, true);
+    call(two, false);
+    for (const auto& [name, buffer] : two.all()) EXPECT_EQ(one[name].bits(), buffer->bits()) << name;
+  };
+  for (const WgmmaTile& tile : kRotatedTiles) {
+    SCOPED_TRACE(cat(tile.rows, " x ", tile.columns));
+    asked_tile = tile;
+    for (const bool decoding : {true, false})
+      for (const int64_t n : {1, 15, 70, 131})
+        for (const Size& size : {Size{3, 1, 64}, {1, 2, 128}, {2, 1, 192}}) expect_same(n, size, n % 2, decoding);
+  }
+  asked_tile.reset();
+  expect_same(13, {2, 1, 40}, true, true);  // heads of no whole tiles: two kernels
+  expect_same(13, {0, 1, 64}, true, true);  // no queries
+}
+
 }  // namespace
 }  // namespace pare::test

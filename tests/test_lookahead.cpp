@@ -115,7 +115,7 @@ TEST(Lookahead, TheLedgerHasTheDiscardedTokens) {
     EXPECT_EQ(discarded > 0, lookahead > 1);
     EXPECT_EQ(g.rollout.stats().decoded_tokens, tokens);
     EXPECT_EQ(g.ledger.phases["main"]["linear_fwd"].cost.flops,
-              (rows + discarded) * c.layers * (2 * c.hidden * (c.qkv_width() + c.q_width() + 3 * c.ffn) + 5 * c.ffn) +
+              (rows + discarded) * c.layers * (2 * c.hidden * (c.q_width() + 3 * c.ffn) + 5 * c.ffn) +
                   2 * (tokens + discarded) * c.hidden * c.vocab);
   }
 }

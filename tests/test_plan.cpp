@@ -216,8 +216,10 @@ TEST(Plan, FlopsAreTheClosedForms) {
     SCOPED_TRACE(testing::PrintToString(keys));
     expect_learner_flops(plan.ledger, model, learner);
     auto& ops = plan.ledger.phases["rollout"];
-    const int64_t swiglu = 5 * rollout.rows * model.ffn * model.layers;
-    EXPECT_EQ(ops["linear_fwd"].cost.flops, rollout.linear(model) + swiglu);
+    // The products of queries, keys and values are of kv_write, and gates and ups make SwiGLU.
+    const int64_t qkv = 2 * rollout.rows * model.layers * model.hidden * model.qkv_width(),
+                  swiglu = 5 * rollout.rows * model.ffn * model.layers;
+    EXPECT_EQ(ops["linear_fwd"].cost.flops, rollout.linear(model) - qkv + swiglu);
     EXPECT_EQ(ops["attn_paged"].cost.flops, rollout.attention(model));
     if (config.actor.use_kl_loss) {
       EXPECT_EQ(plan.ledger.phases["ref"]["linear_fwd"].cost.flops, rollout.linear(model));

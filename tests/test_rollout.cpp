@@ -127,8 +127,9 @@ TEST(Rollout, PairsAreCountedOncePerSharedPromptAndTheLastTokenIsNotFedBack) {
   auto& ledger = g.ledger.phases["main"];
   EXPECT_EQ(ledger["attn_paged"].cost.flops, 4 * c.heads * c.head_dim * c.layers * pairs);
   EXPECT_EQ(ledger["linear_fwd"].cost.flops,
-            rows * c.layers * (2 * c.hidden * (c.qkv_width() + c.q_width() + 3 * c.ffn) + 5 * c.ffn) +
-                2 * tokens * c.hidden * c.vocab);
+            rows * c.layers * (2 * c.hidden * (c.q_width() + 3 * c.ffn) + 5 * c.ffn) + 2 * tokens * c.hidden * c.vocab);
+  EXPECT_EQ(ledger["kv_write"].cost.flops,
+            rows * c.layers * (2 * c.hidden * c.qkv_width() + (c.qk_norm ? 7 : 3) * (c.q_width() + c.kv_width())));
   EXPECT_EQ(g.rollout.stats().decoded_tokens, tokens);
   EXPECT_EQ(g.rollout.stats().finished, static_cast<int64_t>(completions.size()));
 }

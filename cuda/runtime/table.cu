@@ -78,6 +78,7 @@ constexpr Table with_cublas_lt(const char* name) {
   t.unpack_weight = fast::unpack_weight;
   t.embedding_fwd = fast::embedding_fwd;
   t.linear_fwd = fast::linear_fwd;
+  t.kv_write = fast::kv_write;
   t.linear_bwd_input = fast::linear_bwd_input;
   t.linear_bwd_weight = fast::linear_bwd_weight;
   t.adamw = fast::adamw;

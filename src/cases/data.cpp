@@ -58,8 +58,13 @@ Call scatter_add_rows(Operands& o, const Dims& d) {
                         rows_below(o, "index", d["R"], d["N"])};
 }
 Call embedding_fwd(Operands& o, const Dims& d) {
-  return EmbeddingFwd{o.out("y", {d["N"], d["C"]}), o.weight("table", d["V"], d["C"]),
-                      rows_below(o, "ids", d["N"], d["V"])};
+  EmbeddingFwd a{o.out("y", {d["N"], d["C"]}), o.weight("table", d["V"], d["C"]), rows_below(o, "ids", d["N"], d["V"])};
+  if (d["norm"])
+    a.norm = {.y = o.out("normed", {d["N"], d["C"]}),
+              .rstd = o.stat_out("rstd", {d["N"]}),
+              .w = o.in("gain", {d["C"]}),
+              .eps = 1e-6f};
+  return a;
 }
 Call embedding_bwd(Operands& o, const Dims& d) {
   return EmbeddingBwd{o.stat_inout("dtable", {d["V"], d["C"]}), o.in("dy", {d["N"], d["C"]}),
@@ -104,7 +109,8 @@ std::vector<OpCase> data_cases() {
           {"all_to_all", parts, cut, all_to_all},
           {"all_gather", {{"n", 1 << 24, "elements"}}, few, all_gather},
           {"scatter_add_rows", rows, moved, scatter_add_rows},
-          {"embedding_fwd", table, ids, embedding_fwd},
+          {"embedding_fwd", table + std::vector{edge("norm", "1: the norm of y, too")},
+           with(ids, {"", "norm=1"}) + std::vector<std::string>{"N=9,C=40,V=11,norm=1"}, embedding_fwd},
           {"embedding_bwd", table, ids, embedding_bwd}};
 }
 

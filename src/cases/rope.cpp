@@ -71,14 +71,26 @@ Call kv_write(Operands& o, const Dims& d) {
   KvWrite a{};
   a.k_pages = o.inout("k_pages", s.pages.k(d));
   a.v_pages = o.inout("v_pages", s.pages.v(d));
-  if (d["rope"]) {
+  const int64_t K = d["K"], heads = d["H"] + K, D = d["D"], inputs = d["inputs"];
+  if (inputs) {
+    LinearFwd& l = a.product;
+    l = {o.out("y", {s.rows, (heads + K) * D}, d["gap"]),
+         o.in("x", {s.rows, inputs}),
+         o.weight("w", (heads + K) * D, inputs),
+         o.in("bias", {(heads + K) * D}),
+         {}};
+    const Tensor table = o.stat_in("table", {11, D}), at = o.index("at", {s.rows}, below("at", s.rows, 11));
+    a.rotation.rope = {l.y.columns(0, heads * D).heads(heads), table, at};
+    a.k = a.rotation.last_heads(K);
+    a.v = l.y.columns(heads * D, K * D).heads(K);
+  } else if (d["rope"]) {
     const Tensor table = o.stat_in("table", {11, d["D"]}), at = o.index("at", {s.rows}, below("at", s.rows, 11));
     a.rotation.rope = {o.inout("x", {s.rows, d["H"] + d["K"], d["D"]}, d["gap"]), table, at};
     a.k = a.rotation.last_heads(d["K"]);
   } else {
     a.k = o.in("k", {s.rows, d["K"], d["D"]}, d["gap"]);
   }
-  a.v = o.in("v", {s.rows, d["K"], d["D"]}, d["gap"]);
+  if (!inputs) a.v = o.in("v", {s.rows, d["K"], d["D"]}, d["gap"]);
   a.page_table = s.put_table(o, d);
   a.queries = s.put_queries(o);
   if (!d["pos"]) return a;
@@ -101,8 +113,10 @@ std::vector<OpCase> rope_cases() {
             "N=3,H=5,K=3,D=34,gap=1", "N=2,H=0,K=3,D=256", "N=271,H=2,K=1,D=32,gap=32"},
            {"positions=11"});
   const std::vector<Dim> write =
-      paged_dims() + std::vector{edge("pos", "1: with positions"), edge("rope", "1: behind RoPE")};
-  return {{"kv_write", write, with(paged_sizes(), {"", "pos=1", "rope=1"}), kv_write},
+      paged_dims() + std::vector{edge("pos", "1: with positions"), edge("rope", "1: behind RoPE"),
+                                 Dim{"inputs", 1536, "of a product and RoPE in front; 0: none", 0}};
+  return {{"kv_write", write, with(paged_sizes(), {"inputs=0", "inputs=0,pos=1", "inputs=0,rope=1", "inputs=40,pos=1"}),
+           kv_write},
           {"rope_fwd", rope, heads, rope_fwd},
           {"rope_bwd", rope, heads, rope_bwd},
           {"qk_norm_rope_fwd", qk, both, qk_norm_rope_fwd},

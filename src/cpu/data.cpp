@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/glue.h"
+#include "ops/norm.h"
 
 namespace pare::cpu {
 
@@ -80,7 +81,7 @@ void scatter_add_rows(const ScatterAddRows& a, Stream) {
   add_rows(y, x, index("scatter_add_rows", "index", a.index, a.y.shape[0]), rows, width);
 }
 
-void embedding_fwd(const EmbeddingFwd& a, Stream) {
+void embedding_fwd(const EmbeddingFwd& a, Stream stream) {
   const int64_t rows = a.ids.shape[0], width = a.table.inputs();
   float* const y = a.y.as<float>();
   const float* const packed = a.table.packed.as<float>();
@@ -91,6 +92,7 @@ void embedding_fwd(const EmbeddingFwd& a, Stream) {
       for (int64_t c = 0; c < width; c++) y[i * width + c] = from[c * kPanel];
     }
   });
+  if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
 }
 
 void embedding_bwd(const EmbeddingBwd& a, Stream) {

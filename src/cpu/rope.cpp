@@ -74,6 +74,7 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
 }
 
 void kv_write(const KvWrite& a, Stream stream) {
+  if (a.product.y) linear_fwd(a.product, stream);
   if (a.rotation.rope.x) rope_fwd(a.rotation.rope, stream);
   if (a.rotation.norm_rope.y) qk_norm_rope_fwd(a.rotation.norm_rope, stream);
   constexpr const char* op = "kv_write";

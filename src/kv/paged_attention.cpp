@@ -29,8 +29,8 @@ PagedAttention::PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch,
   if (cache.k_pages.dtype == DType::bf16) work_ = DecodeWork(inputs, cache.layers(), host_, reads_);
 }
 
-void PagedAttention::attend(int layer, const Rotation& rotation, const Tensor& q, const Tensor& k, const Tensor& v,
-                            const Tensor& o) {
+void PagedAttention::attend(int layer, const LinearFwd& qkv, const Rotation& rotation, const Tensor& q, const Tensor& k,
+                            const Tensor& v, const Tensor& o) {
   const auto runs = static_cast<int64_t>(runs_.size());
   const Tensor queries = queries_.rows(layer * runs, runs), table = cache_.page_table(layer);
   Device& device = cache_.device();
@@ -42,7 +42,8 @@ void PagedAttention::attend(int layer, const Rotation& rotation, const Tensor& q
                    .queries = queries,
                    .pos_pages = cache_.fields.pos,
                    .pos = cache_.fields.pos ? positions_ : Tensor{},
-                   .rotation = rotation});
+                   .rotation = rotation,
+                   .product = qkv});
   const ArenaScope scope(scratch_);
   const KvPass pass{layer, q, table, queries, runs_, scale_};
   if (policy_) policy_->observe(pass);

@@ -20,8 +20,8 @@ class PagedAttention : public AttentionContext {
   // outlive this.
   PagedAttention(KvCache& cache, KvPolicy* policy, Arena& scratch, Inputs& inputs, const std::vector<PagedRun>& runs,
                  const Tensor& positions, const PagedCuts& cuts, float scale);
-  void attend(int layer, const Rotation& rotation, const Tensor& q, const Tensor& k, const Tensor& v,
-              const Tensor& o) override;
+  void attend(int layer, const LinearFwd& qkv, const Rotation& rotation, const Tensor& q, const Tensor& k,
+              const Tensor& v, const Tensor& o) override;
 
  private:
   KvCache& cache_;

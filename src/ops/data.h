@@ -108,16 +108,21 @@ struct HashRuns {
 // ---- embedding
 
 struct EmbeddingFwd {
-  Tensor y;      // act [N, C] out
-  Weight table;  // [V, C]
-  Tensor ids;    // i32 [N], each in [0, V)
+  Tensor y;           // act [N, C] out
+  Weight table;       // [V, C]
+  Tensor ids;         // i32 [N], each in [0, V)
+  RowNorm norm = {};  // or absent; of y
   void check(Contract& c) const {
+    const int64_t N = ids.shape[0], C = table.inputs();
     table.check(c, "table");
-    c.act("y", y, {ids.shape[0], table.inputs()});
-    c.index("ids", ids, {ids.shape[0]});
+    c.act("y", y, {N, C});
+    c.index("ids", ids, {N});
+    if (norm.y) norm.check(c, N, C);
   }
-  Cost cost() const { return {0, detail::total_bytes(y, ids), detail::total_bytes(y)}; }
-  auto outputs() const { return std::array{y}; }
+  Cost cost() const {
+    return {4 * norm.y.size(), detail::total_bytes(y, ids, norm.w), detail::total_bytes(y, norm.y, norm.rstd)};
+  }
+  auto outputs() const { return std::array{y, norm.y, norm.rstd}; }
 };
 struct EmbeddingBwd {
   Tensor dtable;  // stat [V, C] acc, rows of dy ascending

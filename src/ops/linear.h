@@ -97,12 +97,17 @@ constexpr int64_t linear_sums(int64_t rows, int64_t columns, int64_t depth) {
 
 // Up to so many rows of bf16, the block of a product that is the last to end norms them sooner than another kernel.
 constexpr int64_t kNormedRows = 16;
-// The norm of a product's rows: RmsnormFwd (ops/norm.h) of them.
-struct LinearNorm {
+// The norm of the rows that an op computes: RmsnormFwd (ops/norm.h) of them.
+struct RowNorm {
   Tensor y;     // act [N, O] out, rows may be strided
   Tensor rstd;  // stat [N] out
   Tensor w;     // act [O]
   float eps;
+  void check(Contract& c, int64_t N, int64_t O) const {
+    c.act("norm.y", y, {N, O}, c.strided);
+    c.stat("norm.rstd", rstd, {N});
+    c.act("norm.w", w, {O});
+  }
 };
 
 // y = x wT (+ bias) (+ residual)
@@ -115,7 +120,7 @@ struct LinearFwd {
   LinearParts parts = {};     // or absent; read in bf16 only
   VocabSums vocab_sums = {};  // or absent: y are logits, without bias and residual
   Tensor swiglu = {};         // act [N, O / 2] out: swiglu_fwd of y, which is scratch then; or absent
-  LinearNorm norm = {};       // or absent; of y, for which parts.arrivals are there
+  RowNorm norm = {};          // or absent; of y, for which parts.arrivals are there
   void check(Contract& c) const {
     const int64_t N = x.shape[0], O = w.outputs();
     w.check(c, "w");
@@ -134,9 +139,7 @@ struct LinearFwd {
              "y is gates and ups, expected them contiguous without bias, residual or tiles");
     }
     if (norm.y) {
-      c.act("norm.y", norm.y, {N, O}, c.strided);
-      c.stat("norm.rstd", norm.rstd, {N});
-      c.act("norm.w", norm.w, {O});
+      norm.check(c, N, O);
       c.that(!vocab_sums.tiles && !swiglu, "y is normed, expected it without tiles or SwiGLU");
       c.index("arrivals", parts.arrivals, {kLinearTiles});
     }

@@ -29,12 +29,13 @@ struct WgmmaTile {
 // The first of the fastest is taken: where a cluster takes no less time, it takes fewer bytes.
 //
 // The tiles for results whose k is one part (linear_part), or whose parts are apart; for such results of few rows that
-// are normed; for logits whose tiles are summed up (VocabSums); for gates and ups, half of the columns each; for
-// several parts in one tile; and for gradients.
+// are normed; for queries, keys and values that are rotated and written (KvWrite); for logits whose tiles are summed up
+// (VocabSums); for gates and ups, half of the columns each; for several parts in one tile; and for gradients.
 constexpr std::initializer_list<WgmmaTile> kOnePartTiles = {{128, 192, 2}, {128, 256, 2}, {256, 192, 2}, {64, 32},
                                                             {64, 64},      {128, 64},     {128, 128},    {128, 144},
                                                             {128, 192},    {128, 256},    {256, 144},    {256, 192}},
                                            kNormedTiles = {{64, 32}, {64, 64}},
+                                           kRotatedTiles = {{64, 32}, {64, 64}, {128, 64}},
                                            kHeadTiles = {{128, 256, 2}, {64, 128}, {128, 128}, {128, 256}},
                                            kGatedTiles = {{128, 192, 2}, {128, 256, 2}, {64, 64},   {128, 160},
                                                           {128, 192},    {128, 256},    {256, 160}, {256, 192}},

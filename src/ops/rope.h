@@ -5,9 +5,21 @@
 #include <array>
 #include <cstdint>
 
+#include "ops/linear.h"
 #include "ops/paged.h"
 
 namespace pare {
+
+namespace detail {
+// x [N, h, D] with rows `pos` of the table.
+inline void check_angles(Contract& c, const char* name, const Tensor& x, const Tensor& table, const Tensor& pos) {
+  const int64_t N = x.shape[0], D = x.shape[2];
+  c.act(name, x, {N, x.shape[1], D}, c.strided);
+  c.that(D % 2 == 0, name, " is ", x, ", expected an even head dim");
+  c.stat("table", table, {table.shape[0], D});
+  c.index("pos", pos, {N});
+}
+}  // namespace detail
 
 // Rotate-half RoPE, in place: (a, b) = (x[c], x[c + D/2]) -> (a cos - b sin, b cos + a sin), each product rounded, then
 // the sum.  Angles of position p are row p of `table`: cos [D/2], then sin [D/2].
@@ -15,13 +27,7 @@ struct RopeFwd {
   Tensor x;      // act [N, h, D] in place; rows may be strided, heads contiguous
   Tensor table;  // stat [positions, D]
   Tensor pos;    // i32 [N], each in [0, positions)
-  void check(Contract& c) const {
-    const int64_t N = x.shape[0], D = x.shape[2];
-    c.act("x", x, {N, x.shape[1], D}, c.strided);
-    c.that(D % 2 == 0, "x is ", x, ", expected an even head dim");
-    c.stat("table", table, {table.shape[0], D});
-    c.index("pos", pos, {N});
-  }
+  void check(Contract& c) const { detail::check_angles(c, "x", x, table, pos); }
   Cost cost() const { return {3 * x.size(), detail::total_bytes(x, x, pos), detail::total_bytes(x)}; }
   auto outputs() const { return std::array{x}; }
 };
@@ -30,13 +36,7 @@ struct RopeBwd {
   Tensor dx;     // act [N, h, D] in place
   Tensor table;  // stat [positions, D]
   Tensor pos;    // i32 [N]
-  void check(Contract& c) const {
-    const int64_t N = dx.shape[0], D = dx.shape[2];
-    c.act("dx", dx, {N, dx.shape[1], D}, c.strided);
-    c.that(D % 2 == 0, "dx is ", dx, ", expected an even head dim");
-    c.stat("table", table, {table.shape[0], D});
-    c.index("pos", pos, {N});
-  }
+  void check(Contract& c) const { detail::check_angles(c, "dx", dx, table, pos); }
   Cost cost() const { return {3 * dx.size(), detail::total_bytes(dx, dx, pos), detail::total_bytes(dx)}; }
   auto outputs() const { return std::array{dx}; }
 };
@@ -54,15 +54,12 @@ struct QkNormRopeFwd {
   float eps;
   void check(Contract& c) const {
     const int64_t N = x.shape[0], heads = x.shape[1], D = x.shape[2];
-    c.act("x", x, {N, heads, D}, c.strided);
-    c.that(D % 2 == 0, "x is ", x, ", expected an even head dim");
+    detail::check_angles(c, "x", x, table, pos);
     c.that(0 <= q_heads && q_heads <= heads, "q_heads is ", q_heads, ", expected 0 to ", heads);
     c.act("y", y, {N, heads, D}, c.strided);
     c.stat("rstd", rstd, {N, heads});
     c.act("q_norm", q_norm, {D});
     c.act("k_norm", k_norm, {D});
-    c.stat("table", table, {table.shape[0], D});
-    c.index("pos", pos, {N});
   }
   Cost cost() const {
     return {7 * x.size(), detail::total_bytes(x, q_norm, k_norm, pos), detail::total_bytes(y, rstd)};
@@ -85,8 +82,7 @@ struct QkNormRopeBwd {
   int64_t q_heads;          // H
   void check(Contract& c) const {
     const int64_t N = x.shape[0], heads = x.shape[1], D = x.shape[2];
-    c.act("x", x, {N, heads, D}, c.strided);
-    c.that(D % 2 == 0, "x is ", x, ", expected an even head dim");
+    detail::check_angles(c, "x", x, table, pos);
     c.that(0 <= q_heads && q_heads <= heads, "q_heads is ", q_heads, ", expected 0 to ", heads);
     c.act("dx", dx, {N, heads, D}, c.strided);
     c.act("dy", dy, {N, heads, D}, c.strided);
@@ -98,8 +94,6 @@ struct QkNormRopeBwd {
     c.stat("rstd", rstd, {N, heads});
     c.act("q_norm", q_norm, {D});
     c.act("k_norm", k_norm, {D});
-    c.stat("table", table, {table.shape[0], D});
-    c.index("pos", pos, {N});
   }
   Cost cost() const {
     return {(dq_norm ? 13 : 11) * x.size(), detail::total_bytes(dy, x, q_norm, k_norm, rstd, pos, dq_norm, dk_norm),
@@ -113,7 +107,8 @@ struct Rotation {
   RopeFwd rope{};
   QkNormRopeFwd norm_rope{};
   explicit operator bool() const { return rope.x || norm_rope.y; }
-  const Tensor& result() const { return norm_rope.y ? norm_rope.y : rope.x; }  // act [N, H+K, D]
+  const Tensor& heads() const { return norm_rope.y ? norm_rope.x : rope.x; }   // act [N, H+K, D]
+  const Tensor& result() const { return norm_rope.y ? norm_rope.y : rope.x; }  // the same
   Tensor last_heads(int64_t count) const {                                     // of the result
     Tensor t = result();
     const int64_t first = (t.shape[1] - count) * t.shape[2] * static_cast<int64_t>(dtype_size(t.dtype));
@@ -128,7 +123,10 @@ struct Rotation {
   }
   Cost cost() const { return norm_rope.y ? norm_rope.cost() : rope.x ? rope.cost() : Cost{}; }
 };
-// Writes new keys and values into the cache; before that it does what `rotation` says, with the bits of that op.
+// Up to so many rows of bf16, the kernel of a product rotates its heads and writes them, too.
+constexpr int64_t kRotatedRows = 512;
+// Writes new keys and values into the cache; before that it does what `product` and `rotation` say, with the bits of
+// those ops.
 struct KvWrite {
   Tensor k_pages;     // act [pages, K, D, 16] acc: only the new slots are written
   Tensor v_pages;     // act [pages, K, 16, D] acc
@@ -139,6 +137,7 @@ struct KvWrite {
   Tensor pos_pages{};   // i32 [pages, K, 16] acc: pos of the row, or absent
   Tensor pos{};         // i32 [N], absent if pos_pages is
   Rotation rotation{};  // of N rows, or nothing; its result ends with k
+  LinearFwd product{};  // or absent; its y begins with the heads that are rotated, and ends with v
   void check(Contract& c) const {
     const int64_t N = k.shape[0], K = k_pages.shape[1], D = k_pages.shape[2];
     detail::check_pages(c, k_pages, v_pages);
@@ -151,6 +150,15 @@ struct KvWrite {
     }
     c.act("k", k, {N, K, D}, c.strided);
     c.act("v", v, {N, K, D}, c.strided);
+    if (product.y) {
+      product.check(c);
+      c.that(!product.swiglu && !product.norm.y && !product.vocab_sums.tiles, "the product is more than a product");
+      const Tensor &y = product.y, heads = rotation.heads();
+      const int64_t first = heads.shape[1] * D;
+      c.that(rotation && y.shape[1] == first + K * D && heads.data == y.data && heads.stride[0] == y.stride[0] &&
+                 v.data == y.columns(first, K * D).data && v.stride[0] == y.stride[0],
+             "the product is ", y, ", expected it to be the heads that are rotated and those of v");
+    }
     detail::check_queries(c, page_table, queries);
     if (!pos_pages) return;
     c.index("pos_pages", pos_pages, {k_pages.shape[0], K, kPageSlots});
@@ -158,12 +166,24 @@ struct KvWrite {
   }
   Cost cost() const {
     Cost cost = rotation.cost();
-    cost += {0, detail::total_bytes(v, queries, pos), detail::total_bytes(k, v)};
+    if (product.y) cost = {cost.flops, 0, 0};  // of what is at hand
+    cost += product.y ? product.cost() : Cost{0, detail::total_bytes(v), 0};
+    cost += {0, detail::total_bytes(queries, pos), detail::total_bytes(k, v)};
     if (!rotation) cost.read += detail::total_bytes(k);
     if (pos_pages) cost.written += 4 * k.shape[0] * k.shape[1];
     return cost;
   }
-  auto outputs() const { return std::array{k_pages, v_pages, rotation.result(), rotation.norm_rope.rstd}; }
+  // Returns true if a kernel of the product can do all of it.
+  bool joins() const {
+    const Tensor& x = rotation.rope.x;  // without norm; of each head, both halves are whole tiles
+    return product.y && x && x.shape[0] <= kRotatedRows && x.shape[2] % 64 == 0 &&
+           linear_parts(product.w.outputs(), product.w.inputs()) == 1;
+  }
+  Stretch stretch(int multiprocessors) const {
+    if (!joins()) return product.y ? product.stretch(multiprocessors) : Stretch{};
+    return {.flops = tile_stretch(kRotatedTiles, k.shape[0], product.w.outputs(), product.w.inputs(), multiprocessors)};
+  }
+  auto outputs() const { return std::array{product.y, k_pages, v_pages, rotation.result(), rotation.norm_rope.rstd}; }
 };
 
 }  // namespace pare

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <set>
 
+#include "ops/norm.h"
 #include "ref/ref.h"
 
 namespace pare::ref {
@@ -83,7 +84,7 @@ static void add_rows(const char* op, const char* index_name, const Tensor& y, co
 
 void scatter_add_rows(const ScatterAddRows& a, Stream) { add_rows("scatter_add_rows", "index", a.y, a.x, a.index); }
 
-void embedding_fwd(const EmbeddingFwd& a, Stream) {
+void embedding_fwd(const EmbeddingFwd& a, Stream stream) {
   const int64_t rows = a.ids.shape[0], width = a.table.inputs();
   expect_index("embedding_fwd", "ids", a.ids, a.table.outputs());
   dispatch("embedding_fwd", a.y, [&]<class T>(T) {
@@ -92,6 +93,7 @@ void embedding_fwd(const EmbeddingFwd& a, Stream) {
     for (int64_t r = 0; r < rows; r++)
       for (int64_t c = 0; c < width; c++) y(r, c) = element<T>(a.table, ids(r), c);
   });
+  if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
 }
 void embedding_bwd(const EmbeddingBwd& a, Stream) { add_rows("embedding_bwd", "ids", a.dtable, a.dy, a.ids); }
 

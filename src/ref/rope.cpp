@@ -94,6 +94,7 @@ void qk_norm_rope_bwd(const QkNormRopeBwd& a, Stream) {
 }
 
 void kv_write(const KvWrite& a, Stream stream) {
+  if (a.product.y) linear_fwd(a.product, stream);
   if (a.rotation.rope.x) rope_fwd(a.rotation.rope, stream);
   if (a.rotation.norm_rope.y) qk_norm_rope_fwd(a.rotation.norm_rope, stream);
   const int64_t rows = a.k.shape[0], kv_heads = a.k_pages.shape[1], head_dim = a.k_pages.shape[2];

@@ -11,9 +11,7 @@
 
 namespace pare {
 
-namespace {
-
-RolloutLimits checked(const RolloutLimits& given, const ModelConfig& config) {
+RolloutLimits Rollout::checked(const RolloutLimits& given, const ModelConfig& config) {
   RolloutLimits limits = given;
   if (limits.max_sequences < 1) fail("rollout: max_sequences is ", limits.max_sequences, ", at least 1 is needed");
   if (limits.max_batched_tokens < limits.max_sequences)
@@ -42,8 +40,6 @@ RolloutLimits checked(const RolloutLimits& given, const ModelConfig& config) {
   }
   return limits;
 }
-
-}  // namespace
 
 Rollout::Rollout(const Model& model, const RolloutLimits& limits, Arena& kv, Arena& scratch, const Model* dense)
     : model_(model),
@@ -178,18 +174,21 @@ void Rollout::run(Batch rows, const Sampling& sampling, const State& state) {
   Inputs inputs(scratch_);
   const Tensor ids = inputs.add("rollout.ids", {n}, batch.ids.data());
   const Tensor positions = inputs.add("rollout.positions", {n}, batch.positions.data());
-  const Tensor fed = inputs.add("rollout.fed", {std::ssize(batch.fed) / 2, 2}, batch.fed.data());
+  // In steady decoding the token of row i is draw i, and read where it was drawn.
+  const Tensor drawn = state.token.rows(before, first - before);
+  bool in_place = n > 0 && std::ssize(batch.fed) == 2 * n;
+  for (int64_t i = 0; i < std::ssize(batch.fed); i++) in_place = in_place && batch.fed[i] == i / 2;
+  const Tensor fed = inputs.add("rollout.fed", {in_place ? 0 : std::ssize(batch.fed) / 2, 2}, batch.fed.data());
   const PagedCuts cuts{state.cut_results, state.cut_arrivals};
   PagedAttention attention(cache_, policy, scratch_, inputs, batch.runs, positions, cuts, model_.attention_scale());
   const DrawInputs draws = draw_inputs(batch, sampling, inputs);
   inputs.upload(device);
 
   const auto forward_and_draw = [&] {
-    if (fed.size() > 0)
-      device.copy_rows({.y = ids.matrix(1), .x = state.token.rows(before, first - before).matrix(1), .index = fed});
+    if (fed.size() > 0) device.copy_rows({.y = ids.matrix(1), .x = drawn.matrix(1), .index = fed});
     if (n > 0)
-      forward_rows(sampling.dense ? dense_model_ : model_, scratch_, ids, positions, attention, state.parts,
-                   state.hidden.rows(1, n));
+      forward_rows(sampling.dense ? dense_model_ : model_, scratch_, in_place ? drawn.rows(0, n) : ids, positions,
+                   attention, state.parts, state.hidden.rows(1, n));
     if (!batch.draws.empty()) draw(pass, draws, sampling, state);
   };
   // Passes with prompts are of any size, and long.
@@ -238,8 +237,11 @@ void Rollout::draw(const QueuedPass& pass, const DrawInputs& inputs, const Sampl
   const Tensor& hidden = state.hidden;
   const auto n = static_cast<int64_t>(pass.batch.draws.size());
   const ArenaScope scope(scratch_);
-  const Tensor rows = scratch_.alloc("rollout.rows", model_.dtype, {n, c.hidden});
-  device.copy_rows({.y = rows, .x = hidden, .index = inputs.row.rows(0, n)});
+  const Tensor gathered = scratch_.alloc("rollout.rows", model_.dtype, {n, c.hidden});
+  bool all = true;  // of the first rows, in order, as in every pass that only decodes
+  for (int64_t i = 0; i < n; i++) all = all && pass.batch.draws[i].row == i;
+  const Tensor rows = all ? hidden.rows(1, n) : gathered;
+  if (!all) device.copy_rows({.y = rows, .x = hidden, .index = inputs.row.rows(0, n)});
   if (pass.batch.keep != Batch::kKept) device.copy_rows({.y = hidden, .x = hidden, .index = inputs.row.rows(n, 1)});
   if (sampling.hidden) device.copy_rows({.y = sampling.hidden, .x = rows, .index = inputs.moves});
   const bool greedy = sampling.temperature == 0, truncates = sampling.truncation.on() && !greedy;
@@ -414,97 +416,6 @@ std::vector<Completion> Rollout::sample(const std::vector<Request>& requests, co
     if (sampling.kept_ids > 0) c.kept.ends.resize(n);
   }
   return completions;
-}
-
-void repeat(Ledger& ledger, const Ledger& before, int64_t times) {
-  for (auto& [phase, ops] : ledger.phases)
-    for (auto& [op, line] : ops) {
-      Ledger::Line then;
-      if (const auto p = before.phases.find(phase); p != before.phases.end())
-        if (const auto o = p->second.find(op); o != p->second.end()) then = o->second;
-      line.calls += times * (line.calls - then.calls);
-      for (int64_t Cost::*x : {&Cost::flops, &Cost::read, &Cost::written, &Cost::sent})
-        line.cost.*x += times * (line.cost.*x - then.cost.*x);
-      line.seconds += static_cast<double>(times) * (line.seconds - then.seconds);
-    }
-}
-
-// Where the scheduler is as it was, what has been done since will be done again: as often as samples are left for.
-void Rollout::skip_alike(Scheduler& scheduler, Seen& seen, int64_t all) {
-  Ledger& ledger = *model_.device.ledger;
-  const Scheduler::Alike now = scheduler.alike();
-  if (std::exchange(seen.admitted, now.admitted) == now.admitted) return;
-  const auto skip = [&](const std::vector<int64_t>& key, int64_t left) {
-    if (key.empty()) return;
-    const auto [before, is_new] = seen.states.try_emplace(key, now.admitted, ledger);
-    if (is_new) return;
-    const int64_t period = now.admitted - before->second.first, times = period > 0 ? left / period : 0;
-    if (times == 0) return;
-    repeat(ledger, before->second.second, times);
-    scheduler.skip(times * period);
-    seen.states.clear();
-  };
-  skip(now.samples, scheduler.samples_left());
-  if (const Scheduler::Alike then = scheduler.alike(); then.admitted == now.admitted)
-    skip(now.requests, all - now.admitted);
-}
-
-void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratch, const Sampling& sampling) {
-  expect(model.device.planning(), "the largest pass is for planning");
-  RolloutLimits limits = checked(given, model.config);
-  const int64_t sequences = Scheduler::cache_sequences(limits), layers = model.config.layers;
-  const int64_t sequence_pages = layers * (limits.max_context / kPageSlots + 1);
-  limits.kv_pages = sequences * sequence_pages;
-  const KvResidency residency(limits.kv, layers);
-  const int64_t longest = limits.max_prompt;
-  int64_t slots = longest;
-  for (int64_t l = 0; l < layers; l++)
-    slots = std::max(slots, residency.peak(l, longest, limits.max_context - longest));
-  // The longest prompt at whose end most layers are compressed.  PyramidKV's first layers keep all of some longer ones.
-  const auto due = [&](int64_t prompt) {
-    int64_t n = 0;
-    for (int64_t l = 0; l < layers; l++) n += residency.due(l, prompt, prompt, prompt);
-    return n;
-  };
-  int64_t crowded = longest;
-  for (int64_t prompt = longest; prompt > 0 && due(crowded) < layers; prompt--)
-    if (due(prompt) > due(crowded)) crowded = prompt;
-  // The sequences are where a compression is due: at the end of their prompts, or after the last token of a response.
-  // Rows are spread over them evenly, or all but the last sequences have one, as work is listed for rows alone.
-  std::vector<std::tuple<int64_t, int64_t, int64_t, bool>> points = {{longest, longest, slots, false},
-                                                                     {limits.max_context, longest, slots, false},
-                                                                     {limits.max_context, longest, slots, true}};
-  if (crowded != longest) points.push_back({crowded, crowded, crowded, false});
-  for (const auto& [tokens, prompt, held, alone] : points) {
-    const int64_t rows = std::min<int64_t>(limits.max_batched_tokens, sequences * prompt);
-    const auto first_row = [&, prompt = prompt, alone = alone](int64_t i) {
-      return alone ? std::min(std::max(i, rows - (sequences - i) * prompt), rows) : rows * i / sequences;
-    };
-    Arena kv("kv of the largest pass", no_memory);
-    Rollout rollout(model, limits, kv, scratch);
-    Batch batch;
-    batch.ids.resize(rows);
-    batch.positions.resize(rows);
-    for (int64_t i = 0; i < sequences; i++) {
-      rollout.cache_.reserve(sequence_pages);
-      const int sequence = rollout.cache_.open(sequence_pages);
-      rollout.cache_.append(sequence, std::min(held, limits.max_context));
-      const int64_t begin = first_row(i), end = first_row(i + 1);
-      if (begin < end)
-        batch.runs.push_back({sequence, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin),
-                              static_cast<int32_t>(tokens), static_cast<int32_t>(prompt), 0});
-    }
-    for (int i = 0; i < limits.max_sequences; i++) batch.draws.push_back({0, 0, 0, 0});
-    batch.keep = 0;
-    rollout.stats_.completions = 1;
-    const ArenaScope round(scratch);
-    const State state = rollout.make_state(sampling);
-    if (limits.lookahead > 1) {
-      rollout.passes_.push_back({.batch = batch, .first = 0, .counts = {}});
-      batch.fed.resize(2 * std::min<size_t>(rows, limits.max_sequences));
-    }
-    rollout.run(batch, sampling, state);
-  }
 }
 
 }  // namespace pare

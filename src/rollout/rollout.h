@@ -121,6 +121,8 @@ class Rollout {
     std::map<std::vector<int64_t>, std::pair<int64_t, Ledger>> states;
     int64_t admitted = -1;
   };
+  // Returns the limits with what was left to be chosen.
+  static RolloutLimits checked(const RolloutLimits& given, const ModelConfig& config);
   // Inputs of the draws of a pass besides the hidden states.
   struct DrawInputs {
     Tensor row;      // i32 [draws], and one more where a row is kept: rows of State::hidden; that of the pass

@@ -116,7 +116,7 @@ COMPILED = {"attention.cuh": "attention_fwd.cu", "attention_mma.cuh": "attention
             "compression.cuh": "compression_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu",
             "paged_tile.cuh": "paged.cu", "paged_decode.cuh": "paged.cu",
             "ring.cuh": "linear.cu", "logits.cuh": "logits.cu", "vocab.cuh": "linear.cu",
-            "runtime/common.cuh": "linear.cu"}
+            "rope.cuh": "linear.cu", "runtime/common.cuh": "linear.cu"}
 
 FLAGS = dict(capture_output=True, text=True, errors="replace")
 
