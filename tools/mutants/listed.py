@@ -48,6 +48,8 @@ LISTED = {
     ],
     "src/rollout/rollout.cpp": [
         ("comm.waited - before", "comm.waited", "cumulative over steps"),
+        ("batch.fed[i] == i / 2", "true", "tokens of other rows"),
+        ("pass.batch.draws[i].row == i", "true", "hidden states of other rows"),
     ],
     "model/learner.cpp": [("length - 1 > model.config.max_position", "length > model.config.max_position",
                            "the longest sequence is refused")],
@@ -103,7 +105,7 @@ KNOWN = {
         "the test for one thread only saves time: without workers the caller runs every range itself",
     ("src/base/thread_pool.cpp", "__builtin_ia32_pause();", "statement dropped"): "only time",
     ("src/base/thread_pool.cpp", "std::min<int64_t>((n + grain - 1) / grain", "limit dropped"): "only time",
-    ("src/rollout/rollout.cpp", "batch.keep = 0;", "statement dropped"):
+    ("src/rollout/planning.cpp", "batch.keep = 0;", "statement dropped"):
         "less than the run of one more sequence, which no pass with a kept row has",
     ("src/rl/prefix_cache.cpp", "uniform_open(rng.next()) > keys.epsilon", "bound"):
         "at most one of 2^23 values equals epsilon",
