@@ -45,7 +45,7 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
   RolloutLimits limits = checked(given, model.config);
   const int64_t sequences = Scheduler::cache_sequences(limits), layers = model.config.layers;
   const int64_t sequence_pages = layers * (limits.max_context / kPageSlots + 1);
-  limits.kv_pages = sequences * sequence_pages;
+  const int64_t pool = std::exchange(limits.kv_pages, sequences * sequence_pages);  // of a run
   const KvResidency residency(limits.kv, layers);
   const int64_t longest = limits.max_prompt;
   int64_t slots = longest;
@@ -85,6 +85,9 @@ void Rollout::plan(const Model& model, const RolloutLimits& given, Arena& scratc
         batch.runs.push_back({sequence, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin),
                               static_cast<int32_t>(tokens), static_cast<int32_t>(prompt), 0});
     }
+    KvFields& fields = rollout.cache_.fields;
+    for (Tensor* pages : {&rollout.cache_.k_pages, &rollout.cache_.v_pages, &fields.pos, &fields.mass, &fields.summary})
+      pages->shape[0] = pool;  // as scratch may be for each page
     for (int i = 0; i < limits.max_sequences; i++) batch.draws.push_back({0, 0, 0, 0});
     batch.keep = 0;
     rollout.stats_.completions = 1;
