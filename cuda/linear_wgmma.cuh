@@ -493,6 +493,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   // No block of a cluster is reached before its barriers are there, nor while it leaves; parts are read when all are
   // stored by the blocks of the cluster.
   const auto meet = [&] {
+    __syncwarp();  // whole warps meet
     cluster_arrive();
     cluster_wait();
   };
@@ -512,7 +513,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
           ring[filling].copy(p, maps.a, maps.b, first.x, first.y, first_k + k, full, share);
         }
       }
-    __syncwarp();  // whole warps meet
+    __syncwarp();  // and whole warps meet the others of the block
     if (apart) meet();
     norm_as_last(p, 0, shared.last);
     if (share.blocks > 1) meet();
