@@ -1,4 +1,4 @@
-// Rotation of a pair, and where new rows go in the cache: for kernels of rope.cu, and of products.
+// Rotates a pair and finds the slots of new rows, for the kernels of rope.cu and for products.
 #pragma once
 #include "fragment.cuh"
 #include "paged.cuh"

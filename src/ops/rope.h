@@ -123,9 +123,9 @@ struct Rotation {
   }
   Cost cost() const { return norm_rope.y ? norm_rope.cost() : rope.x ? rope.cost() : Cost{}; }
 };
-// Up to so many rows of bf16, the kernel of a product rotates its heads and writes them, too.
+// Up to so many rows of bf16, the kernel of a product also rotates its heads and writes them.
 constexpr int64_t kRotatedRows = 512;
-// Writes new keys and values into the cache; before that it does what `product` and `rotation` say, with the bits of
+// Writes new keys and values into the cache.  First it computes `product`, then `rotation`, if given, with the bits of
 // those ops.
 struct KvWrite {
   Tensor k_pages;     // act [pages, K, D, 16] acc: only the new slots are written
@@ -166,14 +166,14 @@ struct KvWrite {
   }
   Cost cost() const {
     Cost cost = rotation.cost();
-    if (product.y) cost = {cost.flops, 0, 0};  // of what is at hand
-    cost += product.y ? product.cost() : Cost{0, detail::total_bytes(v), 0};
-    cost += {0, detail::total_bytes(queries, pos), detail::total_bytes(k, v)};
+    if (joins()) cost = {cost.flops, -detail::total_bytes(v), 0};  // of what the product holds
+    if (product.y) cost += product.cost();
+    cost += {0, detail::total_bytes(v, queries, pos), detail::total_bytes(k, v)};
     if (!rotation) cost.read += detail::total_bytes(k);
     if (pos_pages) cost.written += 4 * k.shape[0] * k.shape[1];
     return cost;
   }
-  // Returns true if a kernel of the product can do all of it.
+  // Returns true if one kernel can do all of it.
   bool joins() const {
     const Tensor& x = rotation.rope.x;  // without norm; of each head, both halves are whole tiles
     return product.y && x && x.shape[0] <= kRotatedRows && x.shape[2] % 64 == 0 &&

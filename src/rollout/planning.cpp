@@ -1,4 +1,4 @@
-// Rollouts that are planned: the largest pass, and work that repeats itself counted without being done.
+// Plans of rollouts: the largest pass; and work that repeats is counted, not done.
 #include <algorithm>
 #include <tuple>
 #include <utility>
