@@ -5,9 +5,9 @@
 // kernels.  Grids, shared memory and parameters of each node are those of the last launch; where the new ones differ,
 // bit by bit, the node is set anew (cudaGraphExecKernelNodeSetParams), which concerns later launches only.  So nothing
 // is assumed of what may change from pass to pass: number of rows, addresses, the key of the draws, grids by length.
-// In steady decoding it is the place that tokens are written to; where a sequence has ended, it is most nodes, at about
-// what their launches would cost.  A graph for each number of rows would be made, for a millisecond or so, hardly ever
-// to be launched again: the number falls from round to round, and the key of the draws changes with every step of
+// In steady decoding it is where tokens are read from and written to; where a sequence has ended, it is most nodes, at
+// about what their launches would cost.  A graph for each number of rows would be made, for a millisecond or so, hardly
+// ever to be launched again: the number falls from round to round, and the key of the draws changes with every step of
 // training.  The sizes at which a linear layer takes another kernel are what is left of batch buckets.
 //
 // On compute capability 9.0 kernels that wait for the one before themselves (LaunchShape::early) follow it by a
@@ -195,7 +195,7 @@ class Cache final : public Graphs {
       if (graph) cudaGraphDestroy(graph);
     }
   };
-  static constexpr size_t kMost = 8;  // tokens by the host or the device, two or three sizes, greedy or not
+  static constexpr size_t kMost = 8;  // rows in order or not, two or three sizes, greedy or not
 
   // The graph of these kernels, no longer among the others; null: there is none.
   std::unique_ptr<Graph> take() {
