@@ -52,7 +52,8 @@ QUESTIONS = [f"linear_fwd M=4096,N=17920,K={k},kernel=2" for k in (768, 1536, 30
 # Sizes of a rehearsal, for the emulator: of each op its first call only.
 TINY = {"linear": "M=80,N=80,K=80", "attn_fwd": "L=64", "attn_bwd": "L=64", "attn_paged": "B=2,L=64",
         "kv_block_select": "B=2,L=64,budget=2", "logits_loss": "R=2,V=64", "logprob": "R=2,V=64", "sample": "R=2,V=64",
-        "adamw": "n=1024", "kv_": "E=1", "rope": "N=2", "qk_norm": "N=2", "rmsnorm": "N=2", "swiglu": "N=2"}
+        "adamw": "n=1024", "kv_write": "B=2,L=64", "kv_": "E=1", "rope": "N=2", "qk_norm": "N=2",
+        "rmsnorm": "N=2", "swiglu": "N=2"}
 
 
 def load(path, default):
