@@ -196,7 +196,8 @@ TEST(Rollout, PassesThatComeAgainAreCountedWithoutBeingMade) {
     for (Request& r : all) r.uids.resize(static_cast<size_t>(samples));
     int64_t passes = 0;
     g.rollout.generate(all, {.key = 3, .eos = {}, .planned = 2}, [&](const RolloutStats&) { passes++; });
-    EXPECT_EQ(g.ledger.phases["main"]["embedding_fwd"].cost.written, requests * (20 + samples * 29) * c.hidden * 4);
+    EXPECT_EQ(g.ledger.phases["main"]["embedding_fwd"].cost.written,
+              requests * (20 + samples * 29) * (2 * c.hidden + 1) * 4);  // with norms
     return passes;
   };
   EXPECT_EQ(made(200, 3), made(400, 3));
