@@ -6,7 +6,6 @@
 // limited by memory bandwidth, additions by the walk; they are a small part of a step.
 #include "linear.cuh"
 #include "norm.cuh"
-#include "ops/norm.h"
 
 namespace pare::PARE_CUDA {
 
@@ -140,7 +139,7 @@ void take_embeddings(const EmbeddingFwd& a, bool panels, Stream stream) {
     launch(op, panels ? take<T, true> : take<T, false>, {.grid = blocks(op, rows, 1), .block = kThreads, .early = true},
            stream, a.y.as<T>(), a.table.packed.as<T>(), a.ids.as<int32_t>(), width,
            joins ? NormOfRows<T>(a.norm) : NormOfRows<T>{});
-    if (a.norm.y && !joins) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
+    if (!joins) norm_rows(a.norm, a.y, stream);
   });
 }
 void embedding_fwd(const EmbeddingFwd& a, Stream stream) { take_embeddings(a, true, stream); }

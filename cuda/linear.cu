@@ -14,7 +14,6 @@
 #include "linear.cuh"
 #include "linear_wgmma.cuh"
 #include "ops/linear_tiles.h"
-#include "ops/norm.h"
 #include "ops/rope.h"
 #include "ops/swiglu.h"
 #include "runtime/machine.cuh"
@@ -473,7 +472,7 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
     multiply_forward(op, p, a.x, a.w, stream);
     sum_vocabulary(a, stream);
     if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
-    if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
+    norm_rows(a.norm, a.y, stream);
   });
 }
 

@@ -23,6 +23,9 @@ __host__ __device__ constexpr int64_t place_of_weight(int64_t o, int64_t i, int6
 // dbias += sum over rows of dy, as linear_bwd_weight does it; nothing where there is no dbias.
 void add_bias_gradient(const char* op, const Tensor& dbias, const Tensor& dy, Stream stream);
 
+// Norms the rows of x, if there is a norm.
+void norm_rows(const RowNorm& norm, const Tensor& x, Stream stream);
+
 // embedding_fwd from a table in panels, or row by row.
 void take_embeddings(const EmbeddingFwd& a, bool panels, Stream stream);
 

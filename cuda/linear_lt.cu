@@ -20,7 +20,6 @@
 #include <map>
 
 #include "linear.cuh"
-#include "ops/norm.h"
 #include "ops/rope.h"
 #include "ops/swiglu.h"
 #include "runtime/library.h"
@@ -246,7 +245,7 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
            stream);
   sum_vocabulary(a, stream);
   if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
-  if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
+  norm_rows(a.norm, a.y, stream);
 }
 
 void kv_write(const KvWrite& a, Stream stream) {

@@ -80,8 +80,8 @@ struct WgmmaWeightStage {
   __device__ uint64_t b() const { return matrix_descriptor(w, Swizzle::bytes_32, 256, kWgmmaDepth * 32); }
 };
 // ... or the same of a weight whose results belong together two by two: the gates, which are the first half of them,
-// and the ups, or the two halves of each head.  A tile has kColumns / 2 pairs, from `pair` on; the blocks of a cluster
-// copy a half each, for both.
+// and the ups, or the two halves of each head.  A tile has kColumns / 2 pairs.  The blocks of a cluster copy a half
+// each, for both.
 template <int kRows, int kColumns>
 struct WgmmaHalvesStage : WgmmaWeightStage<kRows, kColumns, false> {
   using Base = WgmmaWeightStage<kRows, kColumns, false>;
@@ -147,8 +147,8 @@ struct WgmmaBlock {
   static constexpr int kDown = kRows > 128 ? 2 : 1, kSums = kColumns / 2 * kDown * (kParts ? 2 : 1);
   static_assert(kSums <= 192);
   static constexpr bool kGives = kSums > 128;
-  static constexpr bool kRotates = requires(const Product& p) { p.rotation; }
-  , kGated = Stage::kHalves && !kRotates;
+  static constexpr bool kRotates = requires(const Product& p) { p.rotation; };
+  static constexpr bool kGated = Stage::kHalves && !kRotates;
   static constexpr int kStored = kGated ? kColumns / 2 : kColumns;  // columns of a tile of y
   static constexpr int kConsumers = kRows / kDown / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
   static constexpr bool kAdds = std::is_same_v<typename Product::Result, float>;  // results of twice the bytes
@@ -513,7 +513,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
           ring[filling].copy(p, maps.a, maps.b, first.x, first.y, first_k + k, full, share);
         }
       }
-    __syncwarp();  // and whole warps meet the others of the block
+    __syncwarp();  // whole warps meet, after the lane that copied
     if (apart) meet();
     norm_as_last(p, 0, shared.last);
     if (share.blocks > 1) meet();

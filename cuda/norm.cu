@@ -207,4 +207,8 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream stream) {
   });
 }
 
+void norm_rows(const RowNorm& norm, const Tensor& x, Stream stream) {
+  if (norm.y) rmsnorm_fwd({norm.y, norm.rstd, x, norm.w, norm.eps}, stream);
+}
+
 }  // namespace pare::PARE_CUDA

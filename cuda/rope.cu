@@ -18,9 +18,10 @@
 //
 // kv_write: k_pages [pages, K, D, 16], v_pages [pages, K, 16, D]; page_table [sequences, max_pages] with any stride
 // between rows; queries [S, 4]: PagedRow.  The new slots are overwritten, and the outputs of its rotation, which has
-// the bits of the op alone: in decoding one kernel does both, or that of the product before (Rotated, linear.cu).  A
-// row that no entry names is rotated and not written. Bytes: those of the rotation, v read and the new slots written,
-// those of K by scattered stores of an element. Limited by latency: 256 rows are 3 MB.
+// the bits of the op alone: in decoding one kernel does both, or that of the product before does (Rotated, linear.cu).
+// A row that no entry names is rotated and not written.
+// Bytes: those of the rotation, v read and the new slots written, those of K by scattered stores of an element. Limited
+// by latency: 256 rows are 3 MB.
 #include <algorithm>
 #include <bit>
 

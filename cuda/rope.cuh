@@ -19,10 +19,10 @@ struct Positions {  // absent: null
   const int32_t* pos;
 };
 
-// Returns the entry that names `row`, or one without rows.  In decoding it is most often number `row`.
 __device__ __forceinline__ bool names(const int4* entries, int n, int i, int row) {
   return i < n && row >= entries[i].x && row - entries[i].x < entries[i].y;
 }
+// Returns the entry that names `row`, or one without rows.  In decoding it is most often number `row`.
 __device__ inline PagedRow entry_of_row(const int4* entries, int n, int row) {
   if (names(entries, n, row, row)) return entry_at<PagedRow>(entries, row);
   for (int base = 0; base < n; base += 32)
@@ -36,8 +36,8 @@ __device__ __forceinline__ int slot_of_row(const PagedRow& entry, int row) {
   return entry.slots - entry.rows + row - entry.row;
 }
 
-// Where the two rows of a lane (LaneRow) go, of the 16 rows of a warp from `row` on; page -1: nowhere.  Called by whole
-// warps.
+// The slots of the two rows that a lane has (LaneRow), of the 16 rows of a warp from `row` on; a row with page -1 is
+// not written.  Whole warps construct it.
 struct NewSlots {
   PerRow<int> page, slot;
   NewSlots() = default;

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "cpu/glue.h"
-#include "ops/norm.h"
 
 namespace pare::cpu {
 
@@ -92,7 +91,7 @@ void embedding_fwd(const EmbeddingFwd& a, Stream stream) {
       for (int64_t c = 0; c < width; c++) y[i * width + c] = from[c * kPanel];
     }
   });
-  if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
+  norm_rows(a.norm, a.y, stream);
 }
 
 void embedding_bwd(const EmbeddingBwd& a, Stream) {

@@ -5,12 +5,15 @@
 #include "base/thread_pool.h"
 #include "cpu/cpu.h"
 #include "cpu/kernels.h"
+#include "ops/linear.h"
 
 namespace pare::cpu {
 
 #define X(op, Args) void op(const Args& a, Stream);
 PARE_OPS(X)
 #undef X
+// Norms the rows of x, if there is a norm.
+void norm_rows(const RowNorm& norm, const Tensor& x, Stream stream);
 
 // The data of `t`, each of the elements in [0, limit), else std::logic_error naming op and tensor.
 int32_t* index(const char* op, const char* name, const Tensor& t, int64_t limit);

@@ -1,6 +1,5 @@
 // Weights and linear layers.
 #include "cpu/glue.h"
-#include "ops/norm.h"
 #include "ops/swiglu.h"
 
 namespace pare::cpu {
@@ -62,7 +61,7 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
                    .outputs = outputs};
   multiply(g, rows);
   if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
-  if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
+  norm_rows(a.norm, a.y, stream);
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream) {

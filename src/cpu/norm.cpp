@@ -42,4 +42,8 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream) {
   parallel(rows, row, [&](Interval r) { k.rmsnorm_bwd_input(n, r); });
 }
 
+void norm_rows(const RowNorm& norm, const Tensor& x, Stream stream) {
+  if (norm.y) rmsnorm_fwd({norm.y, norm.rstd, x, norm.w, norm.eps}, stream);
+}
+
 }  // namespace pare::cpu

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <set>
 
-#include "ops/norm.h"
 #include "ref/ref.h"
 
 namespace pare::ref {
@@ -93,7 +92,7 @@ void embedding_fwd(const EmbeddingFwd& a, Stream stream) {
     for (int64_t r = 0; r < rows; r++)
       for (int64_t c = 0; c < width; c++) y(r, c) = element<T>(a.table, ids(r), c);
   });
-  if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
+  norm_rows(a.norm, a.y, stream);
 }
 void embedding_bwd(const EmbeddingBwd& a, Stream) { add_rows("embedding_bwd", "ids", a.dtable, a.dy, a.ids); }
 

@@ -1,5 +1,4 @@
 // Weights and linear layers.
-#include "ops/norm.h"
 #include "ops/swiglu.h"
 #include "ref/ref.h"
 
@@ -38,7 +37,7 @@ void linear_fwd(const LinearFwd& a, Stream stream) {
       }
   });
   if (a.swiglu) swiglu_fwd({a.swiglu, a.y}, stream);
-  if (a.norm.y) rmsnorm_fwd({a.norm.y, a.norm.rstd, a.y, a.norm.w, a.norm.eps}, stream);
+  norm_rows(a.norm, a.y, stream);
 }
 
 void linear_bwd_input(const LinearBwdInput& a, Stream) {

@@ -43,4 +43,8 @@ void rmsnorm_bwd(const RmsnormBwd& a, Stream) {
   });
 }
 
+void norm_rows(const RowNorm& norm, const Tensor& x, Stream stream) {
+  if (norm.y) rmsnorm_fwd({norm.y, norm.rstd, x, norm.w, norm.eps}, stream);
+}
+
 }  // namespace pare::ref

@@ -13,6 +13,8 @@ namespace pare::ref {
 #define X(op, Args) void op(const Args& a, Stream);
 PARE_OPS(X)
 #undef X
+// Norms the rows of x, if there is a norm.
+void norm_rows(const RowNorm& norm, const Tensor& x, Stream stream);
 
 // Calls f(T{}) with the C++ type of an op's activations.
 template <class F>
