@@ -129,6 +129,8 @@ struct Gated : Forward<bf16, false> {
   using WgmmaStage = WgmmaHalvesStage<kRows, kColumns>;
 
   Results<bf16> results() const { return {y, y_stride, columns / 2}; }
+  // Returns the output of a pair's gate (half 0) or up (1).
+  __device__ int output_of(int pair, int half) const { return half * columns / 2 + pair; }
 };
 
 // Queries, keys and values: y are rotated heads, and those of the values; keys and values go into the cache, too.
@@ -144,6 +146,10 @@ struct Rotated : Forward<bf16, false> {
   } rotation;
 
   static constexpr bool stores_by_boxes() { return false; }  // keys lie across
+  // Returns the output of half 0 or 1 of a pair; pairs of a head follow one another.
+  __device__ int output_of(int pair, int half) const {
+    return (pair / rotation.half * 2 + half) * rotation.half + pair % rotation.half;
+  }
 };
 
 // y, and the norms of its rows, of which there are few.
@@ -308,45 +314,21 @@ void multiply_by_mma(const char* op, const Forward<bf16, kTranspose>& p, Stream 
 }
 
 // ---- which kernel multiplies in bf16 (on compute capability 9.0 the bits are the same)
-template <bool kParts, class Product>
-void multiply_by_wgmma(const char* op, std::initializer_list<WgmmaTile> tiles, const Product& p, Stream stream) {
-  constexpr bool kGradient = std::is_same_v<Product, WeightGradient<bf16>>, kNormed = std::is_same_v<Product, Normed>,
-                 kRotated = std::is_same_v<Product, Rotated>;
+template <bool kParts, const std::initializer_list<WgmmaTile>& kTiles, class Product>
+void multiply_by_wgmma(const char* op, const Product& p, Stream stream) {
   const WgmmaTile tile =
-      best_tile(tiles, p.rows, p.columns, p.depth, machine().multiprocessors, std::max(1, p.apart()));
-  bool taken = false;
-  const auto take = [&]<int kRows, int kColumns>() {
-    if (tile.rows != kRows || tile.columns != kColumns) return;
-    launch_wgmma<kRows, kColumns, kParts>(op, tile.cluster, p, stream);
-    taken = true;
+      best_tile(kTiles, p.rows, p.columns, p.depth, machine().multiprocessors, std::max(1, p.apart()));
+  const auto try_tile = [&]<size_t i>(std::integral_constant<size_t, i>) {
+    constexpr WgmmaTile t = kTiles.begin()[i];
+    if (tile.rows != t.rows || tile.columns != t.columns) return false;
+    launch_wgmma<t.rows, t.columns, kParts>(op, tile.cluster, p, stream);
+    return true;
   };
-  if constexpr (std::is_same_v<Product, Gated>) {
-    take.template operator()<64, 64>();
-    take.template operator()<128, 160>();
-    take.template operator()<128, 192>();
-    take.template operator()<256, 160>();
-    take.template operator()<256, 192>();
-  } else if constexpr (std::is_same_v<Product, Head>) {
-    take.template operator()<64, 128>();
-    take.template operator()<128, 128>();
-  } else if constexpr (kNormed || kRotated) {
-    take.template operator()<64, 32>();
-    take.template operator()<64, 64>();
-    if constexpr (kRotated) take.template operator()<128, 64>();
-  } else {
-    take.template operator()<128, 128>();
-    if constexpr (!kGradient && !kParts) {
-      take.template operator()<64, 32>();
-      take.template operator()<64, 64>();
-      take.template operator()<128, 144>();
-      take.template operator()<256, 144>();
-    }
-    if constexpr (!kGradient) take.template operator()<128, 64>();
-    take.template operator()<128, 192>();
-    if constexpr (!kParts) take.template operator()<256, 192>();
-  }
-  if constexpr (!kParts && !kNormed && !kRotated) take.template operator()<128, 256>();
-  expect(taken, op, ": no kernel has tiles of ", tile.rows, " x ", tile.columns);
+  const auto try_all = [&]<size_t... i>(std::index_sequence<i...>) {
+    return (... || try_tile(std::integral_constant<size_t, i>{}));
+  };
+  expect(try_all(std::make_index_sequence<kTiles.size()>{}), op, ": no kernel has tiles of ", tile.rows, " x ",
+         tile.columns);
 }
 // aligned: rows of x and of the weight begin at multiples of 16 bytes.
 template <bool kTranspose>
@@ -354,14 +336,14 @@ void multiply_by_weight(const char* op, bool aligned, const Forward<bf16, kTrans
   if (!takes_wgmma(true) || !aligned || p.depth == 0)
     aligned ? multiply_by_mma<true>(op, p, stream) : multiply_by_mma<false>(op, p, stream);
   else if (p.part < p.depth && !p.apart())
-    multiply_by_wgmma<true>(op, kPartsTiles, p, stream);
+    multiply_by_wgmma<true, kPartsTiles>(op, p, stream);
   else
-    multiply_by_wgmma<false>(op, kOnePartTiles, p, stream);
+    multiply_by_wgmma<false, kOnePartTiles>(op, p, stream);
 }
 // aligned: rows of dy and x do.
 void multiply_rows(const char* op, bool aligned, const WeightGradient<bf16>& p, Stream stream) {
   if (takes_wgmma(p.rows > 64 && p.columns > 64) && aligned)
-    multiply_by_wgmma<false>(op, kGradientTiles, p, stream);
+    multiply_by_wgmma<false, kGradientTiles>(op, p, stream);
   else
     aligned ? launch_mma<kMmaTile, true>(op, p, stream) : launch_mma<kMmaTile, false>(op, p, stream);
 }
@@ -415,30 +397,33 @@ bool multiply_and_norm(const char* op, const Forward<bf16, false>& p, const Line
   const Normed normed{p, NormOfRows<bf16>(a.norm),
                       reinterpret_cast<unsigned*>(a.parts.arrivals.as<int32_t>()) + kLinearTiles - 1};
   if (takes_wgmma(true))
-    multiply_by_wgmma<false>(op, kNormedTiles, normed, stream);
+    multiply_by_wgmma<false, kNormedTiles>(op, normed, stream);
   else
     launch_mma<kFewRows, true>(op, normed, stream);
   return true;
 }
+// Returns true if wgmma computes the product, of one part.
+bool is_one_part_by_wgmma(const Forward<bf16, false>& p, const LinearFwd& a) {
+  return takes_wgmma(true) && takes_tensor_copies(a.x, a.w) && p.depth > 0 && p.part >= p.depth;
+}
 // Computes SwiGLU by the kernel of its product; returns false if these shapes have none.
 bool multiply_and_gate(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
-  if (!takes_wgmma(true) || !takes_tensor_copies(a.x, a.w) || p.depth == 0 || p.part < p.depth) return false;
+  if (!is_one_part_by_wgmma(p, a)) return false;
   Gated gated{p};
   gated.y = a.swiglu.as<bf16>();
   gated.y_stride = p.columns / 2;
   if (p.columns % (2 * kPanel) != 0 || !gated.stores_by_boxes()) return false;
-  if (p.rows > 0) multiply_by_wgmma<false>(op, kGatedTiles, gated, stream);
+  if (p.rows > 0) multiply_by_wgmma<false, kGatedTiles>(op, gated, stream);
   return true;
 }
 // Computes logits and the sums of their tiles by one kernel; returns false if these shapes have none.
 bool multiply_and_sum(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
   const VocabSums& sums = a.vocab_sums;
   const bool stores = !sums.only;
-  if (!takes_wgmma(true) || !takes_tensor_copies(a.x, a.w) || p.depth == 0 || p.part < p.depth) return false;
-  if (stores && !p.stores_by_boxes()) return false;
+  if (!is_one_part_by_wgmma(p, a) || (stores && !p.stores_by_boxes())) return false;
   const Head head{p, sums.tiles.as<float>(), sums.target ? sums.target.as<int32_t>() : nullptr, sums.temperature,
                   stores};
-  if (p.rows > 0) multiply_by_wgmma<false>(op, kHeadTiles, head, stream);
+  if (p.rows > 0) multiply_by_wgmma<false, kHeadTiles>(op, head, stream);
   return true;
 }
 
@@ -480,11 +465,11 @@ bool multiply_and_write(const KvWrite& a, Stream stream) {
   const char* op = "kv_write";
   const LinearFwd& l = a.product;
   const RopeFwd& rope = a.rotation.rope;
-  if (a.k.dtype != DType::bf16 || !takes_wgmma(true) || !takes_tensor_copies(l.x, l.w) || l.w.inputs() == 0 ||
-      l.y.shape[0] == 0 || l.residual || !a.joins() || !aligned16(rope.table, {}) || !aligned16(a.v_pages, {}))
+  if (a.k.dtype != DType::bf16 || l.y.shape[0] == 0 || l.residual || !a.joins() || !aligned16(rope.table, {}) ||
+      !aligned16(a.v_pages, {}))
     return false;
   const auto p = forward_product<bf16, false>(l.y, l.x, l.w, l.bias, l.residual, {});
-  if (!p.pairs) return false;
+  if (!is_one_part_by_wgmma(p, l) || !p.pairs) return false;
   const auto pages = pages_of<bf16>(op, a.k_pages, a.v_pages, a.page_table, a.queries);
   Positions positions{};
   if (a.pos_pages) positions = {a.pos_pages.as<int32_t>(), a.pos.as<int32_t>()};
@@ -492,7 +477,7 @@ bool multiply_and_write(const KvWrite& a, Stream stream) {
   const Rotated rotated{p,
                         {pages, positions, Angles{rope.table.as<float>(), rope.pos.as<int32_t>()}, pages.head_dim / 2,
                          turned, turned - pages.kv_heads}};
-  multiply_by_wgmma<false>(op, kRotatedTiles, rotated, stream);
+  multiply_by_wgmma<false, kRotatedTiles>(op, rotated, stream);
   return true;
 }
 

@@ -3,9 +3,9 @@
 //
 // Each result: k is cut into parts (linear_part), each part is one chain of mma.sync over k16 steps, ascending from +0,
 // and the sums of the parts are added up in order, from +0, in f32.  That holds whatever the kernel and its tile: the
-// bits of a row of y and dx depend on nothing but the row and the weight.  (Steps behind the last k would add products
-// of zeros, and are left out.)  Parts can be computed side by side, which decoding with a narrow layer needs, and they
-// bound the length of chains, which truncate at every step.
+// bits of a row of y and dx depend on nothing but the row and the weight.  (Products of zeros, which are behind the
+// last k, change no bit.)  Parts can be computed side by side, which decoding with a narrow layer needs, and they bound
+// the length of chains, which truncate at every step.
 //
 // Side by side: a block for each tile and part (blockIdx.z) stores the sums of its part in memory, the last block of a
 // tile to arrive adds all of them, ascending.  So neither the order of arrival nor its own place changes a bit.  (On
@@ -168,6 +168,30 @@ __device__ __forceinline__ void finish_results(const Product& p, Accumulator<kCo
   }
 }
 
+// Adds up the parts of a share of a warp's results, every `shares`th 16 columns of 16 rows, and finishes them.  All
+// warps have stored their parts by store_part.
+template <int kNext, int kDown, int kColumns, class Product>
+__device__ __forceinline__ void finish_parts(const Product& p, int share, int shares, int parts, int row, int column) {
+  for (int i = share; i < kDown * kColumns / 16; i += shares) {
+    const int first_row = row + i % kDown * kNext, first_column = column + i / kDown * 16;
+    constexpr int kTogether = 4;  // parts that are loaded at once
+    Accumulator<16> total[1] = {};
+#pragma unroll 1
+    for (int first = 0; first < parts; first += kTogether) {
+      Accumulator<16> part[kTogether] = {};
+#pragma unroll
+      for (int n = 0; n < kTogether; n++)
+        part[n].add_pairs([&](int r, int c) {
+          const bool exists = first + n < parts && first_row + r < p.rows && first_column + c < p.columns;
+          return exists ? *p.sum_of_part(first + n, first_row + r, first_column + c) : float2{};
+        });
+#pragma unroll
+      for (int n = 0; n < kTogether; n++) total[0] += part[n];
+    }
+    finish_results<kNext>(p, total, first_row, first_column);
+  }
+}
+
 // A block computes kRows x 64 results: 64 rows by warps of 32 x 32, or, for few rows as in decoding, where the weight's
 // bytes limit, 16 by warps of 16 x 16.
 constexpr int kFewRows = 16;
@@ -211,16 +235,8 @@ __global__ void __launch_bounds__(kMmaThreads, 3) multiply_mma(const Product p) 
     if (gridDim.z > 1) {
       store_part<16>(p, blockIdx.z, total, first_row + row, first_column + column);
       if (!is_last_to_arrive(&p.arrivals[blockIdx.y * gridDim.x + blockIdx.x], gridDim.z, last)) return;
-#pragma unroll
-      for (int m = 0; m < kDown; m++) {
-        total[m] = {};
-#pragma unroll 1  // the pairs of one part are loads enough
-        for (int part = 0; part < static_cast<int>(gridDim.z); part++)
-          total[m].add_pairs([&](int i, int j) {
-            const int r = first_row + row + m * 16 + i, c = first_column + column + j;
-            return r < p.rows && c < p.columns ? *p.sum_of_part(part, r, c) : float2{};
-          });
-      }
+      finish_parts<16, kDown, kColumns>(p, 0, 1, gridDim.z, first_row + row, first_column + column);
+      return norm_as_last(p, kMmaThreads / 32, last);
     }
   finish_results<16>(p, total, first_row + row, first_column + column);
   norm_as_last(p, kMmaThreads / 32, last);

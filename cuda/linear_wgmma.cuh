@@ -80,8 +80,8 @@ struct WgmmaWeightStage {
   __device__ uint64_t b() const { return matrix_descriptor(w, Swizzle::bytes_32, 256, kWgmmaDepth * 32); }
 };
 // ... or the same of a weight whose results belong together two by two: the gates, which are the first half of them,
-// and the ups, or the two halves of each head.  A tile has kColumns / 2 pairs.  The blocks of a cluster copy a half
-// each, for both.
+// and the ups, or the two halves of each head (output_of).  A tile has kColumns / 2 pairs.  The blocks of a cluster
+// copy a half each, for both.
 template <int kRows, int kColumns>
 struct WgmmaHalvesStage : WgmmaWeightStage<kRows, kColumns, false> {
   using Base = WgmmaWeightStage<kRows, kColumns, false>;
@@ -93,14 +93,9 @@ struct WgmmaHalvesStage : WgmmaWeightStage<kRows, kColumns, false> {
   template <class Product>
   __device__ void copy(const Product& p, const CUtensorMap& map_x, const CUtensorMap& map_w, int row, int column, int k,
                        Mbarrier* full, Share s) {
-    const int pair = column / 2;
     const auto copy_half = [&](int half) {
-      int first = half * p.columns / 2 + pair;
-      if constexpr (requires { p.rotation; }) {
-        const int of_head = p.rotation.half;
-        first = (pair / of_head * 2 + half) * of_head + pair % of_head;
-      }
-      copy_share(s, this->w[half * Base::kPanels / 2], map_w, 0, k >> Base::log2_inputs(p), first / kPanel, full);
+      copy_share(s, this->w[half * Base::kPanels / 2], map_w, 0, k >> Base::log2_inputs(p),
+                 p.output_of(column / 2, half) / kPanel, full);
     };
     tensor_copy(this->x, map_x, k, row, full);
     copy_half(s.rank);
@@ -431,29 +426,6 @@ __device__ __forceinline__ void rotate_tile(const Product& p, Accumulator<kColum
   });
 }
 
-// Adds the `parts` parts of a share of a warp's results, and finishes them; the warp's part was stored by store_part.
-template <int kDown, int kColumns, class Product>
-__device__ __forceinline__ void finish_share(const Product& p, int share, int parts, int row, int column) {
-  for (int i = share; i < kDown * kColumns / 16; i += parts) {
-    const int first_row = row + i % kDown * 64, first_column = column + i / kDown * 16;
-    constexpr int kTogether = 4;  // parts that are loaded at once
-    Accumulator<16> total[1] = {};
-#pragma unroll 1
-    for (int first = 0; first < parts; first += kTogether) {
-      Accumulator<16> part[kTogether] = {};
-#pragma unroll
-      for (int n = 0; n < kTogether; n++)
-        part[n].add_pairs([&](int r, int c) {
-          const bool exists = first + n < parts && first_row + r < p.rows && first_column + c < p.columns;
-          return exists ? *p.sum_of_part(first + n, first_row + r, first_column + c) : float2{};
-        });
-#pragma unroll
-      for (int n = 0; n < kTogether; n++) total[0] += part[n];
-    }
-    finish_results<64>(p, total, first_row, first_column);
-  }
-}
-
 // A block, or a cluster, computes the tiles of its number, that plus the number of those, ...: the copying warp runs
 // ahead into the next while the others finish one.  It has one tile if parts are apart, or boxes cannot store y.
 template <int kRows, int kColumns, bool kParts, class Product>
@@ -545,60 +517,33 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
         total[m] = {};
         sum[m] = {};  // so it needs no registers as a tile is finished
       }
-    bool adds = false;
-    const auto end_part = [&] {
+    for (int k = 0; k < depth;) {
+      const int first_of_part = k, end = kParts ? min(depth, k + p.part) : depth;
+      for (; k < end; k += kWgmmaDepth, filling++) {
+        const Stage& stage = ring[filling];
+        ring.await_full(filling);
+        const uint64_t b = stage.b();
+        wgmma_fence();
+#pragma unroll
+        for (int m = 0; m < kDown; m++) {
+          const uint64_t a = stage.a((warp / 4 * kDown + m) * 64);
+#pragma unroll
+          for (int step = 0; step < kWgmmaDepth / 16; step++)
+            wgmma<Stage::kMnMajorB, Stage::kMnMajorA>(sum[m].registers(), a + step * Stage::kNextA,
+                                                      b + step * Stage::kNextB, k > first_of_part || step > 0);
+        }
+        wgmma_commit();
+#pragma unroll
+        for (int m = 0; m < kDown; m++) wgmma_wait<0>(sum[m].registers());
+        if (lane < share.blocks) ring.release_to(cluster.rank - share.rank + lane, filling);
+      }
 #pragma unroll
       for (int m = 0; m < kDown; m++)
         if constexpr (kParts)
           total[m] += sum[m];
         else
           total[m].for_each([](int, int, float& x) { x += 0.f; });  // +0 + x
-      adds = false;
-    };
-    // Adds the next stage, of which kSteps k16 steps exist: a constant, as ptxas takes products that hang on a
-    // condition one by one.
-    const auto add = [&]<int kSteps>(std::integral_constant<int, kSteps>) {
-      const Stage& stage = ring[filling];
-      ring.await_full(filling);
-      const uint64_t b = stage.b();
-      wgmma_fence();
-#pragma unroll
-      for (int m = 0; m < kDown; m++) {
-        const uint64_t a = stage.a((warp / 4 * kDown + m) * 64);
-#pragma unroll
-        for (int k = 0; k < kSteps; k++)
-          wgmma<Stage::kMnMajorB, Stage::kMnMajorA>(sum[m].registers(), a + k * Stage::kNextA, b + k * Stage::kNextB,
-                                                    adds || k > 0);
-      }
-      wgmma_commit();
-#pragma unroll
-      for (int m = 0; m < kDown; m++) wgmma_wait<0>(sum[m].registers());
-      if (lane < share.blocks) ring.release_to(cluster.rank - share.rank + lane, filling);
-      filling++;
-      adds = true;
-    };
-    const int whole = depth / kWgmmaDepth;
-    for (int i = 0, left = p.part / kWgmmaDepth; i < whole; i++) {
-      add(std::integral_constant<int, 4>{});
-      if (kParts && --left == 0) {
-        end_part();
-        left = p.part / kWgmmaDepth;
-      }
     }
-    switch (ceil_div(depth % kWgmmaDepth, 16)) {
-      case 1:
-        add(std::integral_constant<int, 1>{});
-        break;
-      case 2:
-        add(std::integral_constant<int, 2>{});
-        break;
-      case 3:
-        add(std::integral_constant<int, 3>{});
-        break;
-      case 4:
-        add(std::integral_constant<int, 4>{});
-    }
-    if (!kParts || adds) end_part();
     first = first_of_warp(t);
     if constexpr (Block::kHead) {
       if (p.stores) store_tile<Block>(p, maps.y, total, boxes, first.x, first.y, false, false);
@@ -621,7 +566,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
       if (apart) {
         store_part<64>(p, cluster.rank, total, first.x, first.y);
         meet();
-        finish_share<kDown, kColumns>(p, cluster.rank, cluster.blocks, first.x, first.y);
+        finish_parts<64, kDown, kColumns>(p, cluster.rank, cluster.blocks, cluster.blocks, first.x, first.y);
       }
     if constexpr (Block::kRotates)
       rotate_tile(p, total[0], slots, first.x, first.y);
