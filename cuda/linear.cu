@@ -128,9 +128,9 @@ struct Gated : Forward<bf16, false> {
   template <int kRows, int kColumns>
   using WgmmaStage = WgmmaHalvesStage<kRows, kColumns>;
 
-  Results<bf16> results() const { return {y, y_stride, columns / 2}; }
-  // Returns the output of a pair's gate (half 0) or up (1).
-  __device__ int output_of(int pair, int half) const { return half * columns / 2 + pair; }
+  int half;  // gates
+
+  Results<bf16> results() const { return {y, y_stride, half}; }
 };
 
 // Queries, keys and values: y are rotated heads, and those of the values; keys and values go into the cache, too.
@@ -138,18 +138,15 @@ struct Rotated : Forward<bf16, false> {
   template <int kRows, int kColumns>
   using WgmmaStage = WgmmaHalvesStage<kRows, kColumns>;
 
+  int half;  // channels of half a head
   struct {
     Pages<bf16> pages;
     Positions positions;
     Angles angles;
-    int half, turned, q_heads;  // channels of half a head; heads that are rotated, of which so many are of queries
+    int turned, q_heads;  // heads that are rotated, of which so many are of queries
   } rotation;
 
   static constexpr bool stores_by_boxes() { return false; }  // keys lie across
-  // Returns the output of half 0 or 1 of a pair; pairs of a head follow one another.
-  __device__ int output_of(int pair, int half) const {
-    return (pair / rotation.half * 2 + half) * rotation.half + pair % rotation.half;
-  }
 };
 
 // y, and the norms of its rows, of which there are few.
@@ -409,9 +406,9 @@ bool is_one_part_by_wgmma(const Forward<bf16, false>& p, const LinearFwd& a) {
 // Computes SwiGLU by the kernel of its product; returns false if these shapes have none.
 bool multiply_and_gate(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
   if (!is_one_part_by_wgmma(p, a)) return false;
-  Gated gated{p};
+  Gated gated{p, p.columns / 2};
   gated.y = a.swiglu.as<bf16>();
-  gated.y_stride = p.columns / 2;
+  gated.y_stride = gated.half;
   if (p.columns % (2 * kPanel) != 0 || !gated.stores_by_boxes()) return false;
   if (p.rows > 0) multiply_by_wgmma<false, kGatedTiles>(op, gated, stream);
   return true;
@@ -474,9 +471,8 @@ bool multiply_and_write(const KvWrite& a, Stream stream) {
   Positions positions{};
   if (a.pos_pages) positions = {a.pos_pages.as<int32_t>(), a.pos.as<int32_t>()};
   const auto turned = static_cast<int>(rope.x.shape[1]);
-  const Rotated rotated{p,
-                        {pages, positions, Angles{rope.table.as<float>(), rope.pos.as<int32_t>()}, pages.head_dim / 2,
-                         turned, turned - pages.kv_heads}};
+  const Angles angles{rope.table.as<float>(), rope.pos.as<int32_t>()};
+  const Rotated rotated{p, pages.head_dim / 2, {pages, positions, angles, turned, turned - pages.kv_heads}};
   multiply_by_wgmma<false, kRotatedTiles>(op, rotated, stream);
   return true;
 }

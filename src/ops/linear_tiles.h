@@ -26,7 +26,8 @@ struct WgmmaTile {
   int rows, columns, cluster = 1;  // cluster: the number of blocks, one above another
   bool operator==(const WgmmaTile&) const = default;
 };
-// The first of the fastest is taken: where a cluster takes no less time, it takes fewer bytes.
+// linear.cu compiles a kernel for each.  The first of the fastest is taken: a cluster that takes no less time takes
+// fewer bytes.
 //
 // The tiles for results whose k is one part (linear_part), or whose parts are apart; for such results of few rows that
 // are normed; for queries, keys and values that are rotated and written (KvWrite); for logits whose tiles are summed up

@@ -113,7 +113,8 @@ COMPILED = {"attention.cuh": "attention_fwd.cu", "attention_mma.cuh": "attention
             "attention_lists.cuh": "attention_fwd.cu",
             "attention_wgmma.cuh": "attention_fwd.cu", "attention_bwd.cuh": "attention_bwd.cu",
             "attention_bwd_wgmma.cuh": "attention_bwd.cu", "fragment.cuh": "attention_fwd.cu",
-            "compression.cuh": "compression_scores.cu", "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu",
+            "compression.cuh": "compression_scores.cu", "linear_epilogue.cuh": "linear.cu",
+            "linear_mma.cuh": "linear.cu", "linear_wgmma.cuh": "linear.cu",
             "paged_tile.cuh": "paged.cu", "paged_decode.cuh": "paged.cu",
             "ring.cuh": "linear.cu", "logits.cuh": "logits.cu", "vocab.cuh": "linear.cu",
             "rope.cuh": "linear.cu", "runtime/common.cuh": "linear.cu"}
