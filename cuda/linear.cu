@@ -128,7 +128,7 @@ struct Gated : Forward<bf16, false> {
   template <int kRows, int kColumns>
   using WgmmaStage = WgmmaHalvesStage<kRows, kColumns>;
 
-  int half;  // gates
+  int half;  // the number of gates
 
   Results<bf16> results() const { return {y, y_stride, half}; }
 };

@@ -2,7 +2,8 @@
 // them by tensor copies, or adds them to memory; sums up logits; or rotates heads and writes them into the cache.
 //
 // total[m] holds the results of 16 rows from row + 64 m on, and of the columns from `column` on.  Each result is
-// written once, in boxes of 16 rows; a tile of kVocabTile logits leaves 12 bytes a row.
+// written once: by tensor copies in boxes of 16 rows, of rotated heads from registers.  A tile of kVocabTile logits
+// leaves 12 bytes a row beside them.
 #pragma once
 #include "linear_mma.cuh"
 #include "ptx90.cuh"
