@@ -41,7 +41,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier* b, unsigned byt
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(b)), "r"(bytes) : "memory");
 #endif
 }
-// Lets the other blocks of the cluster use the mbarriers that this thread has initialised, behind the next barrier of
+// Lets the other blocks of the cluster use the mbarriers that this thread has initialised, after the next barrier of
 // the cluster.
 __device__ __forceinline__ void fence_mbarrier_init() {
 #ifdef CUEMU
@@ -67,7 +67,7 @@ __device__ __forceinline__ void give_up(uint32_t byte, unsigned parity) {
   __threadfence_system();
   l.is = 1;
   __threadfence_system();
-  asm volatile("trap;\nexit;");  // behind exit nothing is live: ptxas needs no more registers for this
+  asm volatile("trap;\nexit;");  // after exit no register is live: ptxas needs no more for this
   __builtin_unreachable();
 }
 // Returns the time in units of 4.3 s; one register.
@@ -97,7 +97,7 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier* b, unsigned parity PTX_L
     if (clock_now() - start > kPatience) give_up(smem_address(b), parity);
 #endif
 }
-// Lets tensor copies and wgmma see what this thread has written to shared memory, mbarriers too.
+// Makes this thread's writes to shared memory, mbarriers too, visible to tensor copies and wgmma.
 __device__ __forceinline__ void fence_proxy_async() {
 #ifdef CUEMU
   cuemu::proxy_fence();
@@ -127,8 +127,8 @@ __device__ __forceinline__ int cluster_size() {
   return size;
 #endif
 }
-// The barrier of all threads of a cluster, in two halves: what was written to shared memory before the arrival is there
-// behind the wait.  By whole warps.
+// The barrier of all threads of a cluster, in two halves: writes before the arrival are visible after the wait.  By
+// whole warps.
 __device__ __forceinline__ void cluster_arrive(PTX_ONLY_LOC) {
 #ifdef CUEMU
   cuemu::cluster_arrive(loc);
@@ -145,9 +145,19 @@ __device__ __forceinline__ void cluster_wait(PTX_ONLY_LOC) {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
+// Both halves.
+__device__ __forceinline__ void cluster_sync(PTX_ONLY_LOC) {
+#ifdef CUEMU
+  cuemu::cluster_arrive(loc);
+  cuemu::cluster_wait(loc);
+#else
+  cluster_arrive();
+  cluster_wait();
+#endif
+}
 // Arrives at the mbarrier that lies in the shared memory of block `rank` of the cluster where b is in that of this one.
-// (With .release.cluster it would wait, each time, for all that the thread has in flight to memory.  What a stage's
-// readers release are reads by wgmma, which have ended.)
+// (With .release.cluster it would wait, each time, for all that the thread has in flight to memory.  A stage is
+// released after reads by wgmma, which have ended.)
 __device__ __forceinline__ void mbarrier_arrive_at(Mbarrier* b, int rank PTX_LOC) {
 #ifdef CUEMU
   cuemu::mbarrier_arrive_at(b, static_cast<unsigned>(rank), loc);
@@ -162,8 +172,8 @@ __device__ __forceinline__ void mbarrier_arrive_at(Mbarrier* b, int rank PTX_LOC
 
 // ---- turns: blocks work on the same memory one after another
 
-// Waits until `turn` counts `mine`, and sees what was written before it did; by one thread.  Whoever raises it must be
-// a block that runs: the emulation, which runs one at a time, reports a wait.
+// Waits until `turn` counts `mine`; writes before that are then visible.  By one thread.  A block that runs must raise
+// it: the emulation, which runs one block at a time, reports a wait.
 __device__ __forceinline__ void await_turn(int* turn, int mine PTX_LOC) {
 #ifdef CUEMU
   if (const int is = atomicAdd(turn, 0, loc); is != mine)
@@ -189,8 +199,8 @@ __device__ __forceinline__ void end_turn(int* turn, int further) {
 __device__ __forceinline__ int take_ticket(int* tickets) {
   return __shfl_sync(kAllLanes, threadIdx.x % 32 == 0 ? atomicAdd(tickets, 1) : 0, 0);
 }
-// Returns true if a block that takes tickets until there are none is to stop: in the emulation it leaves some to those
-// behind it, so that turns are between blocks.
+// Returns true if a block that takes tickets until there are none is to stop: in the emulation it leaves some to the
+// blocks after it, so that turns are between blocks.
 __device__ __forceinline__ bool leaves_tickets() {
 #ifdef CUEMU
   return cuemu::blocks_are_left();
@@ -225,8 +235,8 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 #endif
 }
-// Copies the box of `map` that begins at element (x, y) or (x, y, z), x innermost, to shared memory; zeros for what
-// lies outside the tensor.  Its bytes count for the mbarrier.
+// Copies the box of `map` that begins at element (x, y) or (x, y, z), x innermost, to shared memory; zeros for
+// elements outside the tensor.  Its bytes count for the mbarrier.
 __device__ __forceinline__ void tensor_copy(void* smem, const CUtensorMap& map, int x, int y, Mbarrier* b PTX_LOC) {
 #ifdef CUEMU
   cuemu::tensor_copy(smem, map, {x, y, 0}, b, 1u << cuemu::cluster_rank(), loc);
@@ -289,7 +299,7 @@ __device__ __forceinline__ void tensor_store(const CUtensorMap& map, int x, int 
                : "memory");
 #endif
 }
-// Adds the box, of f32, to what is there: each element once, as add_flushing does.
+// Adds the box, of f32, to memory: each element once, as add_flushing does.
 __device__ __forceinline__ void tensor_add(const CUtensorMap& map, int x, int y, const void* smem PTX_LOC) {
 #ifdef CUEMU
   cuemu::tensor_store(map, {x, y, 0}, smem, true, loc);
@@ -307,8 +317,8 @@ __device__ __forceinline__ void store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #endif
 }
-// Waits until at most `kLeft` of this thread's committed groups of stores have still to read shared memory.  What they
-// write is there for the next kernel.
+// Waits until at most `kLeft` of this thread's committed groups of stores have still to read shared memory.  Their
+// results are there for the next kernel.
 template <int kLeft>
 __device__ __forceinline__ void store_wait_read() {
 #ifdef CUEMU
@@ -368,7 +378,7 @@ __device__ __forceinline__ void wgmma_clear(float (&d)[kN]) {
 #endif
   }
 }
-// Orders what the threads did to registers before the products that use them.
+// Orders the threads' accesses to registers before the products that use them.
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef CUEMU
   cuemu::wgmma_fence();
@@ -529,7 +539,7 @@ CUtensorMap tensor_map(const char* op, const T* data, const uint64_t (&sizes)[kR
 #ifdef CUEMU
   const auto encode = cuTensorMapEncodeTiled;
 #else
-  static const auto encode = [&] {  // of the driver, which nothing here is linked with
+  static const auto encode = [&] {  // of the driver, with which the program is not linked
     void* f = nullptr;
     cudaDriverEntryPointQueryResult found;
     check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found), op);

@@ -20,6 +20,10 @@ struct Ring {
     }
   }
   __device__ Stage& operator[](unsigned i) { return stages[i % kStages]; }
+  // Returns the descriptor of filling i's matrix that lies where that of `first` does in stage 0.
+  __device__ uint64_t matrix(uint64_t first, unsigned i) const {
+    return further(first, i % kStages * static_cast<int>(sizeof(Stage) / 16));
+  }
 
   // Producer: waits until the stage of filling i is empty.  The barrier takes the arrivals that say it is full.
   __device__ Mbarrier* await_empty(unsigned i PTX_LOC) {

@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 RULES = [  # (what to damage, replacement, label)
-    (r"__syncthreads\(\);", ";", "no __syncthreads"),
+    (r"__syncthreads\(\)", "static_cast<void>(0)", "no __syncthreads"),
     (r"__syncwarp\(\);", ";", "no __syncwarp"),
     (r"cp_async_wait<1>\(\)", "cp_async_wait<2>()", "waits for one group less"),
     (r"cp_async_wait<((?:S::)?k\w*Stages) - 2>\(\)", r"cp_async_wait<\1 - 1>()", "waits for one group less"),
@@ -84,7 +84,10 @@ RULES = [  # (what to damage, replacement, label)
     (r"(int part = )0;", r"\g<1>1;", "without the first part"),
     (r"first \+ n < parts", "first + n <= parts", "a part that is none"),
     (r"(int i = )share;", r"\g<1>0;", "every block finishes the first share"),
-    (r"apart \? Share\{0, 1\} : ", "", "parts share what they copy"),
+    (r"(share = )apart \? alone : ", r"\1", "parts share what they copy"),
+    (r"(kNextRows = 64 \* kWgmmaDepth \* 2) / 16", r"\1 / 32", "other rows of the stage"),
+    (r"i % kStages( \* static_cast)", r"0\1", "the matrix of stage 0"),
+    (r"if \(!epilogue\.has_tiles\(\)\) break;", ";", "two epilogues of a tile"),
     (r"later > x\.last", "later < x.last", "the first similar row of four chains"),
     (r"begin > e\.first && end <= e\.slots", "true", "rows that are none"),
     (r"\(end <= first_own \|\| .*\);", "true;", "a key with itself"),
