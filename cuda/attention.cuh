@@ -138,7 +138,7 @@ bool rows_aligned16(const A& a, const Packed<T>& x) {
 }
 
 // A tile of kRows query rows of a head, blockIdx.x.  Tiles of all heads begin with the last ones of the last segment:
-// these see most slots, and what takes longest must not begin last.
+// these see most slots, and the longest work must not begin last.
 template <int kRows>
 struct HeadTile : Tile {
   int head = blockIdx.x, kv;

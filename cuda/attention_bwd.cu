@@ -1,37 +1,43 @@
-// Attention of packed sequences, backward (AttnBwd); rows may see only the blocks that they list.
+// Attention of packed sequences, backward (AttnBwd); rows may be limited to the blocks that they list.
 //   p = exp(scale * q.k) / 2^lse;  dv += p do;  ds = p (do.v - do.o) scale;  dq = ds k;  dk += ds q
 //
 // dq, q, o, d_o [N, H, D]; dk, dv, k, v [N, K, D]; dpk, dpv, pk, pv [P, K, D]; lse [N, H].  dq is overwritten in the
 // rows of segments; dk, dv, dpk, dpv are added to in the rows that a segment sees; no other row is touched.  D <= 256;
-// bf16 also needs D >= 2.  dpk and dpv are dk and dv themselves, or lie apart from them.
+// bf16 also requires D >= 2.  dpk and dpv are dk and dv themselves, or lie apart from them.
 //
 // Three kernels.  row_sums leaves do.o in the first four bytes of each row of dq, until query_gradients overwrites it.
-// key_gradients: a block owns a tile of rows of dk and dv of one key head, and goes over the segments in list order,
-// the heads of the group and the own rows, ascending.  query_gradients: a block owns a tile of query rows of one head
-// and goes over their slots, ascending.  So each sum has one owner and one order, for the price of seven matrix
-// products where five would do.  (With wgmma blocks own parts of dk and dv, of tiles of slots in place of rows, and add
-// them in turn: the same order, whichever blocks have them.)
+// In the other two a block owns a tile of results:
 //
-// f32: the chains of list.h, bit for bit the `cpu` table.
+//   key_gradients, of a key head                      query_gradients, of a head
+//              rows, for each head of the group ->                slots ->
+//             +------+------+-...                               +------+------+-...-+----+
+//   64 keys   |      |      |      dv += p do         64 rows   |      |      |     |\   |     dq += ds k
+//             |      |      |      dk += ds q                   |      |      |     | \  |
+//             +------+------+-...                               +------+------+-...-+----+
 //
-// bf16: tensor cores with f32 accumulators, p and ds / scale rounded to bf16 for their products.  A row of dk and dv is
-// the sum of parts (list.h), which `work` holds while a later one is computed; what is added to it is rounded once,
-// with the row.  k-steps of 16 begin at slot 0, or at the first own row of a segment, and hidden pairs add nothing: the
-// bits of a row of dq depend on its sequence only, those of dk and dv on the segments that see the row.  Inputs that
-// are not finite reach pairs of their tile that do not see them. Two kernels each with the same bits:
-// key_gradients_bf16 and query_gradients_bf16 (mma.sync) below, and those of attention_bwd_wgmma.cuh for compute
-// capability 9.0.
+// (bf16 by mma.sync, 16 keys or rows a warp.  f32: 32 keys, 16 rows.)
+//
+// Order: a row of dk and dv goes over the segments in list order, then the heads of its group, then the rows of the
+// segment, ascending; a row of dq over its slots, ascending.  One owner for each sum costs seven matrix products in
+// place of five.  (With wgmma, blocks own parts of dk and dv, of tiles of slots in place of rows, and add them in turn:
+// the same order, whichever blocks have them.)  f32: the chains of list.h, with the bits of the `cpu` table.
+//
+// bf16: tensor cores with f32 accumulators; p and ds / scale are rounded to bf16 for their products.  A row of dk and
+// dv is a sum of parts (list.h).  `work` holds it while the next part is computed, and one rounding adds the sum to the
+// row.  k-steps of 16 begin at slot 0, or at the first own row of a segment, and hidden pairs add nothing: the bits of
+// a row of dq depend on its sequence only, those of dk and dv on the segments that see the row.  Inputs that are not
+// finite reach pairs of their tile that do not see them.  Two kernels each have the same bits: key_gradients_bf16 and
+// query_gradients_bf16 below, and those of attention_bwd_wgmma.cuh for compute capability 9.0.
 //
 // Lists of blocks: pairs that are not listed are hidden.  In bf16 a tile of query_gradients_listed goes over the pages
-// that some of its rows list (attention_lists.cuh), and key_gradients_bf16 over steps of 16 rows, some of which list a
-// key of the tile: a step that is left out would add zeros.  f32 skips tiles without a visible pair.
+// that any of its rows lists (attention_lists.cuh), and key_gradients_bf16 over steps of 16 rows of which any lists a
+// key of the tile: the other steps would add zeros.  f32 skips tiles without a visible pair.
 //
-// Bytes: q, d_o once for each 64 keys, k, v once for each 64 query rows (128 with wgmma; from L2 for the most part).
-// Limited by the tensor cores and the exponentials, which overlap them with wgmma only; with mma.sync a prefix that
-// many segments share is the longest chain of work, so what lies in another batch comes first, and with `lists` every
-// tile of keys searches the lists of all segments.  With wgmma also f32 sums of dk and dv once for each part, from L2;
-// the parts of a row that many segments see wait for one another.  f32 is limited by shared-memory bandwidth, and
-// serves comparisons with the CPU.
+// Bytes: q and d_o once for each 64 keys, k and v once for each 64 query rows (128 with wgmma), mostly from L2; with
+// wgmma also the f32 sums of dk and dv once for each part.  Limited by the tensor cores and the exponentials, which
+// overlap only with wgmma; f32, for comparisons with the CPU, by shared-memory bandwidth.  By mma.sync a prefix that
+// many segments share is the longest chain of work; with wgmma the parts of its rows wait for one another.  With
+// `lists` every tile of keys searches the lists of all segments.
 #include "attention_bwd_wgmma.cuh"
 #include "attention_lists.cuh"
 #include "runtime/machine.cuh"
@@ -231,7 +237,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_f32(const Args<float
   }
 }
 
-// ---- bf16: four warps, each with 16 rows of the results; what they go over comes in two stages
+// ---- bf16: four warps, each with 16 rows of the results; queries or keys arrive in two stages
 
 constexpr int kOwned16 = 64;  // keys of a block
 
@@ -374,7 +380,7 @@ struct QueryTiles {
     load(q, a.x.q);
     load(d_o, a.d_o);
   }
-  // dq of the warp's 16 rows, from `own` on, += what the slots of a stage bring.  visible(row, slot).
+  // Adds the terms of a stage's slots to dq of the warp's 16 rows, from `own` on.  visible(row, slot).
   template <class Visible>
   __device__ __forceinline__ void add(Accumulator<kD>& dq, int own, int stage, QueryTerms& terms,
                                       const Softmax& softmax, Visible visible) const {

@@ -36,7 +36,7 @@ __device__ __forceinline__ float get_delta(const bf16* dq) {
   return x;
 }
 
-// ---- who sees what
+// ---- the rows that see a key
 
 constexpr int kNobody = INT_MAX;
 
@@ -228,7 +228,7 @@ class ListedPieces {
   };
   struct Piece {
     int head, part, run;
-    unsigned steps;  // of the run, a byte each; those behind the last are none
+    unsigned steps;  // of the run, a byte each; those after the last are none
     __device__ __forceinline__ int own(int i) const {
       const unsigned step = steps >> i / 16 * 8 & 0xff;
       return step < kSteps ? run * kRun + static_cast<int>(step) * 16 + i % 16 : INT_MAX / 2;
@@ -274,7 +274,7 @@ class ListedPieces {
 // masks[i] = of(i) for i < kCount; is any of them not 0?
 template <int kCount, class F>
 __device__ __forceinline__ bool fill_masks(uint64_t* masks, F of) {
-  __syncthreads();  // everyone is done with what is there
+  __syncthreads();  // everyone is done with the masks before
   for (int i = threadIdx.x; i < kCount; i += kThreads) masks[i] = of(i);
   __syncthreads();
   const int lane = threadIdx.x % 32;
@@ -292,7 +292,7 @@ __device__ __forceinline__ void dots_to_p(Accumulator<kN>& p, const float* lse, 
     x = visible(row, query) ? w : 0.f;
   });
 }
-// v.do to ds / scale.  delta: [queries].  kMasked: some p are 0, as what is seen has none.
+// v.do to ds / scale.  delta: [queries].  kMasked: p is 0 in hidden pairs.
 template <bool kMasked = true, int kN>
 __device__ __forceinline__ void dots_to_ds(Accumulator<kN>& ds, const Accumulator<kN>& p, const float* delta) {
   ds.for_each(p, [&](LaneRow, int query, float& x, float w) {
@@ -311,7 +311,7 @@ class PartSums {
  public:
   // block: its number; thread: among those that have sums.
   __device__ PartSums(float* work, int64_t block, int thread) : work_(work + block * 2 * kEach * kThreads + thread) {}
-  // Behind the last part but one: takes in a part, and the next one begins with 0.
+  // Called after each part but the last: takes in a part, and the next one begins with 0.
   __device__ __forceinline__ void end_part(Accumulator<kColumns>& dk, Accumulator<kColumns>& dv) {
     add(dk, dv);
 #pragma unroll
@@ -334,7 +334,7 @@ class PartSums {
 };
 
 // The same where blocks compute the parts, and add them in turn to f32 sums in `work`: those of dk and dv of each row
-// and key head.  Behind them lie the tickets of the launch and, of each row and key head, a turn and a bit for each
+// and key head.  After them lie the tickets of the launch and, of each row and key head, a turn and a bit for each
 // segment that sees it.
 struct PartTurns {
   float* sums;

@@ -1,8 +1,24 @@
-// Attention backward of packed sequences by tensor copies and wgmma, on compute capability 9.0: what key_gradients_bf16
-// and query_gradients_bf16 of attention_bwd.cu compute, bit for bit, for head dims up to 128.
+// Attention backward of packed sequences by tensor copies and wgmma, on compute capability 9.0, for head dims up to
+// 128: formulas and bits are those of key_gradients_bf16 and query_gradients_bf16 (attention_bwd.cu).
 //
-// One wgmma rounds like one mma.sync, and every sum is a chain of them over the same k16 steps.  Only the tiles are
-// larger: what is not finite reaches the other rows of 128 keys, or query rows, and of the pieces that they go over.
+//   key_gradients_wgmma                               query_gradients_wgmma
+//              rows, 64 a turn ->                                 slots, 64 a turn ->
+//             +----+----+----+-...                               +----+----+----+-...-+----+
+//   64 keys   |    |    |    |     warpgroup 0        64 rows    |    |    |    |     |\   |   warpgroup 0
+//             +----+----+----+-...                               +----+----+----+-...-+----+
+//   64 keys   |    |    |    |     warpgroup 1        64 rows    |    |    |    |     | \  |   warpgroup 1
+//             +----+----+----+-...                               +----+----+----+-...-+----+
+//
+//   time ->   k.q   v.do        | p do   ds q   k.q   v.do        |     products of a turn of keys
+//                   p      ds   |                     p      ds   |     the weights, meanwhile
+//
+// A third warpgroup brings rows or slots, up to four turns ahead.
+//
+// Order: one wgmma rounds like one mma.sync, and every sum is a chain of them over the same k16 steps.  Only the tiles
+// are larger: values that are not finite reach the other rows of 128 keys, or query rows, and of their turns.
+//
+// Bytes: q and d_o once for each 128 keys, k and v once for each 128 query rows, mostly from L2.  Limited by the tensor
+// cores and the exponentials.
 #pragma once
 #include "attention_bwd.cuh"
 #include "attention_wgmma.cuh"
@@ -10,7 +26,7 @@
 
 namespace pare::PARE_CUDA {
 
-// A block has 128 keys or query rows, each of two warpgroups 64.  A third brings what they go over, and leaves them its
+// A block has 128 keys or query rows, each of two warpgroups 64.  A third copies for them, and leaves them its
 // registers: dk and dv of 64 keys alone take 128 a thread.
 constexpr int kConsumers = 8, kOwnedRows = kConsumers * 16, kProducers = 4,
               kWgmmaThreads = (kConsumers + kProducers) * 32;
@@ -33,7 +49,7 @@ __device__ __forceinline__ KeyRow key_row(const PartTurns& p, const KeyItem& ite
   const unsigned* const seen = p.seen + p.key(place, item.kv) * p.words;
   const unsigned bit = 1u << item.entry % 32;
   int turn = item.entry << kPartBits | item.part, w = item.entry / 32;
-  if (item.part == 0) {  // the first one behind all parts of the segment before that sees the key
+  if (item.part == 0) {  // the first one after all parts of the segment before that sees the key
     unsigned before = seen[w] & (bit - 1);
     while (before == 0 && w > 0) before = seen[--w];
     turn = before == 0 ? 0 : (w * 32 + 32 - __clz(static_cast<int>(before))) << kPartBits;
@@ -45,8 +61,8 @@ __device__ __forceinline__ KeyRow key_row(const PartTurns& p, const KeyItem& ite
 }
 
 // Adds a part to the sums of a warp's 16 keys, which go to dk and dv with the last one.  It waits for the parts of a
-// key before it, which have lower tickets: blocks that run have taken them, and the one with the lowest waits for
-// nobody. So no wait is for ever, in whatever order blocks begin, and one block suffices.
+// key before it, which have lower tickets: blocks that run have taken them, and the one with the lowest does not
+// wait.  So every wait ends, in whatever order blocks begin, and one block suffices.
 template <int kD>
 __device__ __forceinline__ void add_in_turn(const PartTurns& p, const Args<bf16>& a, const KeyItem& item,
                                             const KeyRow* rows, Accumulator<kD>& dk, Accumulator<kD>& dv) {
@@ -56,7 +72,7 @@ __device__ __forceinline__ void add_in_turn(const PartTurns& p, const Args<bf16>
   const KeyRow own = rows[lane % 16];
   int* const turn = p.turns + p.key(own.place, item.kv);
   if (lane < 16 && own.turn > 0) await_turn(turn, own.turn);
-  __syncwarp();  // what the others have awaited
+  __syncwarp();  // the other lanes have waited for their keys
   PerRow<KeyGradients> to = {};
   for_rows([&](LaneRow row) {
     const KeyRow key = rows[row];
@@ -110,7 +126,7 @@ struct WgmmaKeyGradients {
     Piece pieces[kStages];
     struct Item : KeyItem {
       KeyRow rows[kOwnedRows];
-    } items[3];  // a warp reads the end of one while the next is there, and the one behind is made
+    } items[3];  // a warp reads the end of one while the next is there, and the one after it is made
     Mbarrier keys_full, keys_empty;
   };
 };
@@ -122,7 +138,7 @@ __global__ void __launch_bounds__(kThreads) mark_keys(const Args<bf16> a) {
   if (t.len == 0) return;
   for (int s = blockIdx.z * kThreads + threadIdx.x; s < t.parent_len + t.len; s += gridDim.z * kThreads) {
     const int64_t key = p.key(a.x.place(t, blockIdx.y, s), blockIdx.y);
-    atomicAdd(p.seen + key * p.words + t.entry / 32, 1u << t.entry % 32);  // a bit that nobody has set
+    atomicAdd(p.seen + key * p.words + t.entry / 32, 1u << t.entry % 32);  // a bit that is not set yet
   }
 }
 
@@ -279,12 +295,12 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
 #endif
 }
 
-// ---- dq: as attention forward, with do beside q and ds in place of the weights
+// ---- dq: as attention forward, with do in addition to q, and ds in place of the weights
 
 template <int kD>
 struct WgmmaQueryGradients {
   static constexpr int kStages = 4;  // with the queries 96 or 192 KiB of shared memory
-  // A warpgroup awaits block i + 1 before it releases block i - 1.  It leaves its last block, behind which the tile has
+  // A warpgroup awaits block i + 1 before it releases block i - 1.  It leaves its last block, after which the tile has
   // at most one for the other.
   static_assert(kStages >= 3);
 
@@ -414,7 +430,7 @@ inline bool suits_wgmma(const Args<bf16>& a) {
          a.x.n_segments < 1 << (31 - kPartBits) && a.x.group * ceil_div(a.rows, kRun) < 1 << kPartBits;
 }
 
-// The kernels behind row_sums.
+// Launches the kernels after row_sums.
 template <int kD>
 void launch_wgmma_gradients(const char* op, const Args<bf16>& a, Stream stream) {
   using Keys = WgmmaKeyGradients<kD>;

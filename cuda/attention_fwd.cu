@@ -4,21 +4,28 @@
 //
 // q, o [N, H, D]; k, v [N, K, D]; pk, pv [P, K, D]; lists [G, K]; lse [N, H].  o and lse are overwritten in the rows of
 // segments; other rows are not touched.  D <= 256.
-// Order: that of list.h, f32 with the bits of the `cpu` table.  A block that is hidden from a row leaves it exactly as
-// it was.  So a row's bits depend on its sequence only, not on where its rows lie, what else is in the batch, or where
-// the parent ends.
+//
+//                    slots, 128 a turn (f32: 64) ->
+//                    +--------+--------+-...-+--------+
+//   64 rows of a     |        |        |     |\       |    bf16: 16 rows a warp
+//   head (f32: 16)   |        |        |     |   \    |
+//                    +--------+--------+-...-+------\-+    the keys of the next turn arrive while values are used
+//
+// Order: list.h; f32 has the bits of the `cpu` table.  A block of slots that is hidden from a row leaves it exactly as
+// it was.  So a row's bits depend on its sequence only, not on the place of its rows, the rest of the batch, or the end
+// of its parent.
 //
 // bf16: a hidden slot of a visible tile enters with weight 0, so a V that is not finite reaches earlier rows of its
-// tile.  Two kernels have the same bits: attn_bf16 (mma.sync) below, and on compute capability 9.0 the one of
-// attention_wgmma.cuh.
+// tile.  Two kernels have the same bits: attn_bf16 (mma.sync) below and, on compute capability 9.0, attn_wgmma
+// (attention_wgmma.cuh).
 //
-// Lists of blocks: softmax over the listed slots; a row whose budget leaves nothing out has the bits of attention
-// without lists.  A row's bits depend on its sequence and its list only.
+// Lists of blocks: softmax over the listed slots; a row whose list names every block has the bits of attention without
+// lists.  A row's bits depend on its sequence and its list only.
 //
-// Bytes: q and o once, k and v once per tile of query rows (from L2 for the most part).  Limited by the tensor cores
-// and the exponentials, which overlap them with wgmma only; f32, which serves comparisons with the CPU, by
-// shared-memory bandwidth.  With lists of blocks: in bf16 attention_lists.cuh; in f32 k and v of the slots that a row
-// reads, once for up to 16 heads of their group.
+// Bytes: q and o once, k and v once per tile of query rows, mostly from L2.  Limited by the tensor cores and the
+// exponentials, which overlap only with wgmma; f32, for comparisons with the CPU, by shared-memory bandwidth.  With
+// lists of blocks: in bf16 attention_lists.cuh; in f32 k and v of the slots that a row reads, once for up to 16 heads
+// of their group.
 #include "attention_lists.cuh"
 #include "attention_wgmma.cuh"
 #include "runtime/machine.cuh"
@@ -179,8 +186,8 @@ __global__ void __launch_bounds__(kThreads) listed_f32(const Args<float> a) {
       head_dim);
 }
 
-// Four warps of 16 rows of a tile of own rows x heads.  First the pages that lists name, then, where rows have none,
-// everything: what a row does not read of either changes nothing of it.
+// Four warps of 16 rows of a tile of own rows x heads.  First the pages that lists name, then all slots for the rows
+// without a list.  Slots that a row does not read leave it as it is.
 template <int kD>
 __global__ void __launch_bounds__(kThreads) listed_bf16(const Args<bf16> a) {
   __shared__ ListMemory memory;

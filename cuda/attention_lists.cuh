@@ -100,7 +100,7 @@ class ListedPages {
     return next_ < n_;
   }
   // Begins to load the kSlots slots of the next pages: `columns` of them, zeros beyond, and where no page is left or
-  // behind the last slot.  Few instructions a copy, of which there are as many as of everything else in a turn.
+  // past the last slot.  Few instructions a copy, of which there are as many as of everything else in a turn.
   template <int kSlots, int kC>
   __device__ __forceinline__ void load(SharedTile<kC> dst, const SlotRows& rows, int columns, bool vector) const {
     constexpr int kAcross = kC / 8, kDown = kThreads / kAcross;  // copies to a row, rows at a time
@@ -124,7 +124,7 @@ class ListedPages {
     }
   }
   // Returns the slots, of the kSlots of the next pages, that each of the 16 rows from `first` on lists, and goes on to
-  // the pages behind them.  By a whole warp.
+  // the pages after them.  By a whole warp.
   template <int kSlots>
   __device__ __forceinline__ PerRow<Listed> take(int first) {
     constexpr int kEach = kSlots / kPageSlots / 2;  // pages of a lane, all of one row

@@ -61,9 +61,9 @@ __device__ __forceinline__ void add_weighted(Accumulator<kC>& sum, const Accumul
   }
 }
 
-// By how much, in log2 units, the largest score of a page must exceed what weights are relative to, to take its place.
+// The largest score of a page becomes the base of the weights if it exceeds that base by more than this, in log2 units.
 constexpr float kRise = 64;
-// `largest`: the largest score of the next listed page of a row.  Returns what sums so far count from there on.
+// `largest`: the largest score of the next listed page of a row.  Returns the factor of the sums so far.
 __device__ __forceinline__ float rise(float& top, float largest) {
   if (!(largest > top + kRise)) return 1;
   const float fix = exp2_f32(top - largest);
@@ -128,12 +128,12 @@ struct ListedTiles {
 
 // The online softmax of a warp's 16 query rows, without their outputs.
 struct SoftmaxRows {
-  PerRow<float> top = {-INFINITY, -INFINITY}, sum = {};  // of this cut; of its sum what the lane adds up
+  PerRow<float> top = {-INFINITY, -INFINITY}, sum = {};  // of this cut; of its sum the lane's part
   PerRow<float> whole_top, whole_sum;                    // of the cuts before, then of all
   bool cuts = false;                                     // is there one before?
 
   // q.k of a block to weights; row r of the warp sees the first visible(r) slots of it (possibly less than 1; kMasked:
-  // or not all).  Returns what the outputs have to be scaled by before the block is added.
+  // or not all).  Returns the factor of the outputs before the block is added.
   template <bool kMasked, class Visible>
   __device__ __forceinline__ PerRow<float> weigh(Accumulator<kBlock16>& s, const Softmax& softmax, Visible visible) {
     PerRow<int> sees;
@@ -179,7 +179,7 @@ struct SoftmaxRows {
     for (int i = 0; i < kN; i++) o[i] = 0;
     cuts = true;
   }
-  // Behind the last block: o becomes the outputs of all cuts, before the division.
+  // After the last block: o becomes the outputs of all cuts, before the division.
   template <int kN, class Total>
   __device__ __forceinline__ void finish(float (&o)[kN], Total total) {
     PerRow<CutFactors> f = {};
@@ -325,7 +325,7 @@ struct SharedRows16 {
   Accumulator<kMine> s;
   SoftmaxRows rows;
   PerRow<float> fix;
-  float sum = 0;  // lanes below 16: of row 4 * warp + lane / 4, what its lane % 4 adds up
+  float sum = 0;  // lanes below 16: of row 4 * warp + lane / 4, the part of lane % 4
 
   __device__ explicit SharedRows16(Memory& m) : shared(m) {}
 
@@ -387,7 +387,7 @@ struct SharedRows16 {
     }
   }
 
-  // Behind the last block; then one of the two below.
+  // Called after the last block; then one of the two below.
   __device__ __forceinline__ void finish() {
     rows.whole_top = rows.top;
     rows.whole_sum = take_sums();

@@ -1,5 +1,5 @@
-// Attention forward of packed sequences by tensor copies and wgmma, on compute capability 9.0: what the mma.sync kernel
-// of attention_fwd.cu computes, bit for bit, for head dims up to 128.
+// Attention forward of packed sequences by tensor copies and wgmma, on compute capability 9.0, for head dims up to 128,
+// with the bits of the mma.sync kernel of attention_fwd.cu.
 //
 //   o = sum_s p_s v_s / sum_s p_s,  p_s = 2^(scale log2(e) q.k_s - max)
 //
@@ -20,15 +20,15 @@
 // larger: a V that is not finite reaches the earlier rows of that one.
 //
 // Bytes: q and o once, k and v once per tile (from L2 for the most part).  Runs of rows come by tensor copies; rows
-// that a list names are gathered, a strip of 32 slots by each of four warps.  Limit: of a turn's clocks at D = 128 the
-// tensor cores take 2048, the instructions of two warps a scheduler about 2000.
+// that a list names are gathered, a strip of 32 slots by each of four warps.  Limited by the tensor cores, 2048 clocks
+// of a turn at D = 128, and by the instructions of two warps a scheduler, about 2000.
 #pragma once
 #include "attention_mma.cuh"
 #include "ring.cuh"
 
 namespace pare::PARE_CUDA {
 
-// ---- what forward and backward (attention_bwd_wgmma.cuh) share
+// ---- shared by forward and backward (attention_bwd_wgmma.cuh)
 
 // Rows of a head in shared memory: [row][channel] by panels of 64 channels, rows of 128 bytes.
 template <int kD, int kRows>
@@ -47,8 +47,8 @@ __device__ __forceinline__ void copy_rows(bf16 (&to)[kPanels][kElements], const 
                                           Mbarrier* full, int first = 0) {
   for (int p = 0; p < kPanels; p++) tensor_copy(to[p] + first * 64, map, p * 64, head, row, full);
 }
-// Brings `rows` rows of d channels, a multiple of 8, and zeros to the kRows rows from `first` on, by a warp: where what
-// lies behind must not come in.  row(i): address of row i, asked for by all lanes at once, also of rows that are none.
+// Brings `rows` rows of d channels, a multiple of 8, and zeros to the kRows rows from `first` on, by a warp: for rows
+// whose successors must not come in.  row(i): address of row i; all lanes ask at once, also for rows past the last.
 template <int kRows = 64, int kPanels, int kElements, class Row>
 __device__ __forceinline__ void load_rows(bf16 (&to)[kPanels][kElements], unsigned first, int rows, int head_dim,
                                           Row row) {
@@ -133,7 +133,7 @@ __device__ __forceinline__ bool bring_values(bf16 (&to)[kPanels][kElements], con
 // A warp waits for its cp.async copies to one stage when it has begun those to the next.
 struct Gathers {
   Mbarrier* under_way = nullptr;
-  // Behind what it has begun for `full`: by cp.async or, without `gathers`, in another way.
+  // Called after the warp has begun to fill `full`: by cp.async or, without `gathers`, by tensor copies.
   __device__ __forceinline__ void begun(bool gathers, Mbarrier* full) {
     if (gathers) cp_async_commit();
     if (under_way) {
@@ -153,7 +153,7 @@ struct QueryBlock : HeadTile<kRows> {
   using HeadTile<kRows>::HeadTile, HeadTile<kRows>::kv, Tile::parent_len, Tile::len, Tile::first;
   // That rows [0, end) of the tile see.
   __device__ int slots(int end) const { return parent_len + min(len, first + end); }
-  // Warps that read what is brought; a warpgroup without rows ends.
+  // Warps that read keys and values; a warpgroup without rows ends.
   __device__ int readers() const { return ceil_div(min(kRows, len - first), 64) * 4; }
   __device__ int place(const Packed<bf16>& x, int s) const { return x.place(*this, kv, s); }
 };
@@ -198,7 +198,7 @@ template <int kD>
 struct WgmmaAttention {
   static constexpr int kRows = 128, kConsumers = kRows / 16, kProducers = 4, kThreads = (kConsumers + kProducers) * 32;
   static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
-  // Block i + 1 of the keys is awaited while block i of the values is used.  A warpgroup leaves its last blocks, behind
+  // Block i + 1 of the keys is awaited while block i of the values is used.  A warpgroup leaves its last blocks, after
   // which the tile has at most one for the others.
   static constexpr int kStages = 2;
 

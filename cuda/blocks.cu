@@ -1,15 +1,23 @@
-// Block-sparse reads (KvBlockSummary, KvBlockSelect, AttnBlockSelect): what is kept of the keys of a
-// block, and the choice of blocks by it, for decode steps over pages and, bit for bit the same, for the rows of packed
-// sequences.
+// Block-sparse reads (KvBlockSummary, KvBlockSelect, AttnBlockSelect): summaries of the keys of each block, and the
+// choice of blocks by them, for decode steps over pages and, with the same bits, for the rows of packed sequences.
+//
+//   score(block) = sum_c q[c] mean[c], q the mean of the queries of a group, or
+//                  max over these queries of sum_c max(q[c] min[c], q[c] max[c])
+//
+//   blocks of a row    | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 |
+//   read               |###|     ###             ###   |###|    the first, the best by score, the last
 //
 // k_pages [pages, K, D, 16]; summary [pages, K, 16 / block * rows, D] or [S, K, max_blocks * rows, D], rows 1 (mean) or
-// 2 (min, max); score [S, K, max_scored], f32; blocks [sequences or N, K, max_listed].  Overwritten: the summaries of
-// blocks that the entries name, scores of what is scored, lists of the entries or rows that choose; nothing else.
-// Order: list.h.  Sums in f32 whatever the element type, so f32 has the bits of the `cpu` table; a mean is rounded
-// once. Of equal scores the smaller block is taken. Bytes: summaries read every key once and write 1 / block of it
-// (twice that for min, max).  The choice reads the summaries of all blocks of a row: minmax once for each query head,
-// from L1 for the most part.  Limited by memory bandwidth in decode; for packed rows, each of which reads the summaries
-// before it, by L2.
+// 2 (min, max); score [S, K, max_scored], f32; blocks [sequences or N, K, max_listed].  Overwritten, and
+// nothing else: the summaries of blocks that the entries name, the scores that are computed, the lists of the entries
+// or rows that choose.
+//
+// Order: list.h.  Sums are in f32 for every element type, so f32 has the bits of the `cpu` table; a mean is rounded
+// once.  Of equal scores the smaller block is taken.
+//
+// Bytes: summaries read every key once and write 1 / block of it (min, max: twice that).  The choice reads the
+// summaries of all blocks of a row: min, max once for each query head, mostly from L1.  Limited by memory bandwidth in
+// decode; for packed rows, each of which reads the summaries before it, by L2.
 #include "attention.cuh"
 #include "ops/blocks.h"
 
@@ -125,8 +133,8 @@ __global__ void __launch_bounds__(kThreads) summarise_segments(const OfSegments<
 
 // ---- scores
 
-// The queries of a key head in shared memory, rows of D rounded up to 16 with zeros behind; one row, their mean, for
-// `mean`.
+// The queries of a key head in shared memory, rows of D rounded up to 16 with zeros at the end; one row, their mean,
+// for `mean`.
 template <BlockSummary kKind, class T>
 __device__ void load_queries(float* to, const T* q, int group, int head_dim) {
   const int padded = round_up(head_dim, kSide), rows = kKind == BlockSummary::mean ? 1 : group;

@@ -1,23 +1,25 @@
-// The choice of the slots that stay and their moving together (KvSelect, KvCompact).
+// The choice of the slots that stay, and their compaction (KvSelect, KvCompact).
 //
 // score [E, K, max_slots] f32; keep [R, K, max_keep] i32, of which the first `keep` entries of a row are overwritten;
 // k_pages [pages, K, D, 16], v_pages [pages, K, 16, D] act, and per slot pos, mass, count [pages, K, 16], of which
 // slots [first, first + keep) of the dst pages are overwritten.
 //
-// kv_select: a thread block has a row of scores.  Radix select on the numbers that order floats: four rounds of 8 bits
-// give the least score that is chosen and how many slots with that very score are, then one ascending walk writes the
-// slots in order.  So it reads the scores five times (from L2 after the first), keeps none of them, and takes linear
-// time for any number of slots, where a sort in shared memory would limit it.  Counts are whole numbers, so the order
-// in which threads add to them is of no effect.  Limited by latency.
+// kv_select: a thread block has a row of scores.  Radix select on the integers that order floats: four rounds of 8 bits
+// find the least score that is chosen, and how many slots with exactly that score are; then one ascending walk writes
+// the slots in order.  It reads the scores five times (from L2 after the first), keeps none of them, and takes linear
+// time for any number of slots; a sort in shared memory would limit that number.
 //
-// kv_compact: moves bits, so there is no rounding.  Slots of K lie apart, a channel a line, so pages pass through
-// shared memory as they are, and their kept slots leave it:
+// kv_compact moves bits, without rounding.  Slots of K lie apart, a channel a line, so whole pages enter shared memory,
+// and their kept slots leave it:
 //
 //   src   |a b c d e f g h ...|i j k ...    16-byte copies of whole pages that hold a moving slot
 //   dst   |a c d f g h i k ...              2-byte stores of neighbouring slots: a warp fills sectors of 32 bytes
 //
-// V is moved from place to place in words of 16 bytes.  Bytes: K of the pages and V of the slots that change their
-// place, read and written once; limited by memory bandwidth.
+// V moves directly, in words of 16 bytes.
+//
+// Order: none is left to a schedule.  Counts are integers, and slots are written ascending.
+// Bytes: scores five times; K of the pages and V of the slots that move, read and written once.  kv_select is limited
+// by latency, kv_compact by memory bandwidth.
 #include "compression.cuh"
 
 namespace pare::PARE_CUDA {
@@ -138,11 +140,11 @@ struct CompactArgs {
 // or null.  A block moves its units of a head, kMovedSlots slots at a time, ascending: all are read, then a barrier,
 // then all are written.
 //
-// Nothing is read that has been overwritten: slot first + i comes from slot keep[i] >= first + i, as keep ascends from
-// first.  So a later round reads only slots at or past those that it writes, which are past all that earlier rounds
-// wrote: another slot of the same page, or another page (a page is src and dst only in one place of the list).  Within
-// a round the barrier lies between.  Other blocks move other units or heads, and what a compression writes no other
-// compression reads (KvCompact).
+// No slot is read after it has been overwritten: slot first + i comes from slot keep[i] >= first + i, as keep ascends
+// from first.  So a later round reads only slots at or past those that it writes, which are past all that earlier
+// rounds wrote: another slot of the same page, or another page (a page is src and dst only in one place of the list).
+// Within a round the barrier lies between.  Other blocks move other units or heads, and no compression reads the slots
+// that another writes (KvCompact).
 template <class Unit, class At>
 __device__ __forceinline__ void move_slots(const KvCompression& e, const int32_t* keep, const HeadPages& src,
                                            const HeadPages& dst, int slot_of_thread, At at) {
@@ -171,8 +173,8 @@ __device__ __forceinline__ void move_slots(const KvCompression& e, const int32_t
 }
 
 // Moves the channels [channel, channel + kChannels) of a head's keys: 128 slots at a time, ascending, as whole pages
-// into shared memory, and from there to their places.  What a round reads is past all that earlier rounds
-// wrote, as in move_slots.
+// into shared memory, and from there to their places.  A round reads only slots past those that earlier rounds wrote,
+// as in move_slots.
 template <class T>
 struct MovedKeys {
   static constexpr int kChannels = 128 / static_cast<int>(sizeof(T));
@@ -224,8 +226,7 @@ struct MovedKeys {
   }
 };
 
-// blockIdx.y: channels of K; then kUnits units of V each, packs of 16 bytes or elements; then what lies
-// beside them.
+// blockIdx.y: channels of K; then kUnits units of V each, packs of 16 bytes or elements; then the numbers of the slots.
 template <class T, class Unit>
 __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
   const KvCompression e = a.compressions.get();
@@ -236,7 +237,7 @@ __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
   __shared__ MovedKeys<T> keys;
   const int of_k = ceil_div(a.head_dim, keys.kChannels), units = a.head_dim / kSize, of_v = ceil_div(units, kUnits);
   const int part = blockIdx.y, low = threadIdx.x % kUnits, high = threadIdx.x / kUnits;
-  // Neighbouring threads: neighbouring slots of K and beside it, units of V.
+  // Neighbouring threads: neighbouring slots of K and of the numbers of slots, units of V.
   if (part < of_k) {
     keys.move(a.k, a.head_dim, part * keys.kChannels, e, keep, src, dst);
   } else if (part < of_k + of_v) {

@@ -1,5 +1,8 @@
-// Code shared by the ops of an evicting cache (ops/compression.h): where the slots of a compression lie, and the tile
-// of dot products, in the order of list.h, that scores are made of.
+// Code shared by the ops of an evicting cache (ops/compression.h): the places of the slots of a compression, tiles of
+// dot products, of which scores are made, and norms of keys.
+//
+// Order: list.h.  Bytes: K of the slots once for each tile, and once for their norms.  Limited by the tensor cores;
+// norms by memory bandwidth.
 #pragma once
 #include "fragment.cuh"
 #include "ops/compression.h"

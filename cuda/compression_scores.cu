@@ -1,4 +1,5 @@
-// Scores of the slots of a cache that evicts (KvWindowScores, KvRedundancy, KvMassScores).
+// Scores of the slots of a cache that evicts (KvWindowScores, KvRedundancy, KvMassScores; ops/compression.h states the
+// formulas).
 //
 // k_pages [pages, K, D, 16] act, D <= 256; windows [rows, H, D] act, at most 16 query heads a key head; score [E, K,
 // max_slots], mass_pages [pages, K, 16] f32.  Candidates of `score` are overwritten (kv_redundancy: changed in place),
@@ -14,9 +15,9 @@
 //   q1 h0 |. . . . . . . .|  ----------------> q1 |. . . . . . . .|. . . . . . . .|. . .|  16 threads a row,
 //   q1 h1 |. . . . . . . .|                                                               a lane of its sum each
 //
-// They stay in shared memory where a round of queries fits, and a round reads K once.  Where it does not, three passes
-// compute the products anew, however many slots there are.  Sums over queries are continued in `score`, each slot by
-// one thread.  Bytes: K, in each round or pass; limited by them and by the latency of a block's first loads.
+// If a round of queries fits, the logits stay in shared memory, and a round reads K once.  If not, three passes compute
+// the products anew, for any number of slots.  Sums over queries are continued in `score`, each slot by one thread.
+// Bytes: K, in each round or pass.  Limited by them and by the latency of a block's first loads.
 //
 // Keys (kv_redundancy).  S is never stored.  In bf16 a warp owns 32 columns of S (16 with more than 128 channels), a
 // block 128, and the keys of all rows pass by, 64 slots at a time:
@@ -25,8 +26,8 @@
 //   in registers         0011223300112233 ...   the lane of four that has row i, which is its chain
 //   c(j) |. . . .|  -->  sum += S, last = i and similar = S where S > threshold: all in registers
 //
-// 2 * K * D * slots^2 operations; K twice (norms, products) and once for each 128 columns, from L2.  Limited by the
-// tensor cores (mma.sync) and by the six instructions on an element of S, about alike; in f32 by the products.
+// 2 * K * D * slots^2 operations.  Bytes: K twice (norms, products) and once for each 128 columns, from L2.  Limited by
+// the tensor cores (mma.sync) and by the six instructions on an element of S, about alike; in f32 by the products.
 #include <algorithm>
 
 #include "compression.cuh"
@@ -37,7 +38,7 @@ namespace {
 
 // ---- attention of a window of queries
 
-constexpr int64_t kWindowBytes = 90 * 1024;  // of shared memory, where logits are kept; 8 KiB are beside them
+constexpr int64_t kWindowBytes = 90 * 1024;  // of shared memory, for logits; 8 KiB more for the rest
 
 template <class T>
 struct WindowArgs {
@@ -181,7 +182,7 @@ struct RedundancyArgs {
   }
 };
 
-// A part of a column of S: what its rows so far, ascending, come to.
+// A part of a column of S: the sums of its rows so far, ascending.
 struct Column {
   float sum = 0, similar = 0;
   int last = -1;

@@ -1,7 +1,8 @@
 // Data movement and the embedding: copies of rows by pairs, additions y[index[r]] += x[r], rows of a weight, hashes.
 //
-// x, y [rows, C]; index i32.  The copies overwrite the rows they name.  The additions go r ascending for every element
-// of y (each rounded to y's type), without atomics: an element belongs to one thread, which walks the list.
+// x, y [rows, C]; index i32.  The copies overwrite the rows that they name.
+// Order: the additions to an element of y go r ascending, each rounded to y's type, without atomics: an element belongs
+// to one thread, which walks the list.
 // Bytes: 2 C elements a row, and the list once for each of the kParts blocks of a column of the additions.  Copies are
 // limited by memory bandwidth, additions by the walk; they are a small part of a step.
 #include "linear.cuh"

@@ -1,5 +1,5 @@
-// Data movement between ranks (ops/data.h states what goes where): what a rank sends to itself is copied, the rest
-// travels by Comm::link.
+// Data movement between ranks (ops/data.h): a rank copies the rows that it sends to itself; the others travel by
+// Comm::link.
 #include "ops/data.h"
 #include "runtime/common.cuh"
 

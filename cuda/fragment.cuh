@@ -1,11 +1,11 @@
-// Fragments of tensor-core instructions: what one lane holds of the 16 rows of a warp.  mma_16816 defines the layout,
-// and wgmma gives it to each of its four warps.
+// Fragments of tensor-core instructions: the elements that a lane holds of the 16 rows of a warp.  mma_16816 defines
+// the layout, and wgmma gives it to each of its four warps.
 #pragma once
 #include "ptx.cuh"
 
 namespace pare::PARE_CUDA {
 
-// One of the two rows of which a lane holds elements: its number in [0, 16), and the index of what a lane keeps for it.
+// One of the two rows of which a lane holds elements: its number in [0, 16), and its index in PerRow.
 struct LaneRow {
   int i;  // 0 or 1
   __device__ __forceinline__ operator int() const { return threadIdx.x % 32 / 4 + 8 * i; }

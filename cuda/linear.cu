@@ -1,15 +1,25 @@
-// Linear layers: y = x wT (+ bias) (+ residual), dx = dy w, dw += dyT x; and packing.
+// Linear layers: y = x wT (+ bias) (+ residual), dx = dy w, dw += dyT x; and packing of weights.
 //
-// x, y, dx, dy may have strided rows; a weight lies in panels (place_of_weight).
-// Order: f32 is one chain of fused multiply-adds per element of the result, k ascending, and has the bits of the `cpu`
-// table.  bf16 goes through the tensor cores in parts of k (linear_part; linear_mma.cuh, linear_wgmma.cuh).  Of y and
-// dx, a row's bits depend on nothing but the row and the weight.  The parts of dw are each 4096 rows of a call, one
-// launch, and are added to it ascending, on compute capability 9.0 by memory itself (tensor_add), whose rounding all
-// kernels take over: calls that are cut at multiples of 4096 rows give the same bits, other splits into micro-batches
-// do not.  A call's sums are added to dbias once.
+// x, y, dx, dy may have strided rows; a weight lies in panels (place_of_weight).  The tiles of bf16 are shown in
+// linear_mma.cuh and linear_wgmma.cuh.  In f32 a block of 16 x 16 threads has 64 x 64 results, and a thread every 16th
+// of both sides:
 //
-// Bytes: every operand once for each 64 rows or columns of the result (few rows: 16; wgmma: 128 rows, up to 256
-// columns), from L2 for the most part.  Limited by the tensor cores, with few rows by the weight's bytes; in f32 by the
+//              columns ->
+//              +----+----+----+----+
+//   rows   16  |*   |*   |*   |*   |     *: results of thread (0, 0)
+//          16  |*   |*   |*   |*   |
+//          16  |*   |*   |*   |*   |     the operands pass through shared memory, 16 values of k at a time
+//          16  |*   |*   |*   |*   |
+//              +----+----+----+----+
+//
+// Order: in f32 each result is one chain of fused multiply-adds, k ascending, with the bits of the `cpu` table.  bf16
+// uses tensor cores, in parts of k (linear_part).  The bits of a row of y or dx depend on the row and the weight only.
+// dw is added to in parts of 4096 rows, one launch each, ascending; on compute capability 9.0 memory adds (tensor_add),
+// and the other kernels round as it does.  So calls that are cut at multiples of 4096 rows give the same bits; other
+// splits into micro-batches do not.  The sums of a call are added to dbias once.
+//
+// Bytes: each operand once for each 64 rows or columns of the result (few rows: 16; wgmma: 128 rows, up to 256
+// columns), mostly from L2.  Limited by the tensor cores, with few rows by the bytes of the weight, in f32 by the
 // multiply-adds of the CUDA cores.
 #include "linear.cuh"
 #include "linear_wgmma.cuh"
@@ -24,7 +34,7 @@ namespace pare::PARE_CUDA {
 namespace {
 
 constexpr int kSide = 16, kEach = 4, kTile = kSide * kEach;  // threads of a side, results of each, of a block
-constexpr int kDepth = 16;                                   // of what lies in shared memory
+constexpr int kDepth = 16;                                   // values of k in shared memory
 constexpr int kThreads = kSide * kSide;
 
 // y = x wT (+ bias) (+ residual): sums over k of x[row][k] and w[column][k]; with kTranspose y = x w (+ residual), the
@@ -70,7 +80,7 @@ struct Forward {
     if (residual) sum += to_float(residual[row * residual_stride + column]);
     y[row * y_stride + column] = from_float<T>(sum);
   }
-  // The same for an even column and the next, if there is one; `before`, by before_pair, is what the sums are added to.
+  // The same for an even column and the next, if there is one; the sums are added to `before`, by before_pair.
   __device__ void finish_pair(int row, int column, float2 sum, __nv_bfloat162 before) const {
     if (!is_pair(column)) {
       finish(row, column, sum.x);
@@ -95,7 +105,7 @@ struct Forward {
     if (!residual || !is_pair(column)) return {};
     return *reinterpret_cast<const __nv_bfloat162*>(&residual[row * residual_stride + column]);
   }
-  // Calls f(has_bias, has_residual) with constants, but for a bias beside a residual, which no model here has.
+  // Calls f(has_bias, has_residual) with constants.  No model here has both a bias and a residual.
   template <class F>
   __device__ void with_addends(F f) const {
     if (residual)
@@ -157,7 +167,7 @@ struct Normed : Forward<bf16, false> {
   static constexpr bool stores_by_boxes() { return false; }  // the last block reads y
 };
 
-// dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain continues what is there.
+// dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain begins with dw[o][i].
 template <class T>
 struct WeightGradient {
   template <int kRows>
@@ -246,8 +256,8 @@ __global__ void __launch_bounds__(kThreads) multiply(const Product p) {
         p.finish(first_row + y + kSide * i, first_column + x + kSide * j, sum[i][j]);
 }
 
-// Adds the sum over rows of x[r][c] to y[c]: kStrands chains, of rows r % kStrands ascending, the first continuing what
-// is there, added up in order.
+// Adds the sum over rows of x[r][c] to y[c]: kStrands chains, of rows r % kStrands ascending, added up in order; the
+// first begins with y[c].
 constexpr int kColumns = 32;
 template <class T, int kStrands>
 __global__ void __launch_bounds__(kColumns* kStrands)

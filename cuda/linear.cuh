@@ -1,5 +1,5 @@
-// Linear layers, twice: by kernels of ours, whose sums have one order whatever else is in a batch (linear.cu), and by
-// cuBLASLt, for `--exact=off` (linear_lt.cu).  What one takes from the other.
+// Functions shared by the two kinds of linear layers: our kernels, whose sums have one order in any batch (linear.cu),
+// and cuBLASLt, for `--exact=off` (linear_lt.cu).
 #pragma once
 #include "ops/data.h"
 #include "ops/optimizer.h"
@@ -20,7 +20,7 @@ __host__ __device__ constexpr int64_t place_of_weight(int64_t o, int64_t i, int6
   return sizeof(T) == 2 ? place ^ (i / 4 % 2 * (kPanel / 2)) : place;
 }
 
-// dbias += sum over rows of dy, as linear_bwd_weight does it; nothing where there is no dbias.
+// dbias += sum over rows of dy, as linear_bwd_weight does it; no effect without dbias.
 void add_bias_gradient(const char* op, const Tensor& dbias, const Tensor& dy, Stream stream);
 
 // Norms the rows of x, if there is a norm.

@@ -1,19 +1,17 @@
-// Linear layers by cuBLASLt, for `--exact=off`: what a GPU's own library makes of them, in an order of sums that is the
-// library's.  It picks a kernel by the shape, so that the bits of a row of y depend on how many rows there are, and
-// what the sampler says of a token is what the learner says but for roundings.  For the same shapes, device and version
-// of the library the bits are the same in every run.
+// Linear layers by cuBLASLt, for `--exact=off`, in the library's order of sums.  The library picks a kernel by the
+// shape, so the bits of a row of y depend on the number of rows, and log-probs of sampler and learner differ by
+// roundings.  For the same shapes, device and version of the library, the bits are the same in every run.
 //
-// A weight lies row by row, [16 ceil(O / 16)][I], in the memory that its panels would take (Weight), the rows behind
-// the last output being zeros.  What adamw updates is then one array, a row of the embedding is a row of a matrix, and
-// no kernel is needed here beside those that there are.
+// A weight lies row by row, [16 ceil(O / 16)][I], in the memory that its panels would take (Weight); the rows after the
+// last output are zeros.  So adamw updates one array, a row of the embedding is a row of a matrix, and no kernel is
+// needed besides those of the other files.
 //
-// cuBLASLt counts by columns: our rows [N, C], `stride` apart, are its C x N matrix with that leading dimension, and
-// y = x wT is its yT = w xT.  Sums are in f32; before it adds a bias or a residual the library may round them to bf16
-// (seen on an H100 with few rows and with rows that begin anywhere).
+// cuBLASLt is column-major: our rows [N, C], `stride` apart, are its C x N matrix with that leading dimension, and
+// y = x wT is its yT = w xT.  Sums are in f32; the library may round them to bf16 before it adds a bias or a residual
+// (seen on an H100 with few rows, and with unaligned rows).
 //
-// No workspace: nothing beside the arenas would have to be planned, and without it no sum is split among blocks
-// (split-K), neither in a second pass nor by taking turns.  Rows of any alignment are taken, at the speed that cuBLASLt
-// has for it.
+// There is no workspace: it would have to be planned besides the arenas, and without it no sum is split among blocks
+// (split-K), neither in a second pass nor by taking turns.  Rows may have any alignment; its speed is cuBLASLt's.
 #include <cublasLt.h>
 
 #include <array>
@@ -185,7 +183,7 @@ const cublasLtMatmulAlgo_t& algorithm(const Product& p, const Descriptors& x) {
   return chosen.emplace(key, choose(p, x)).first->second;
 }
 
-// The library's kernels cannot be gathered (graph.cu): they are launched at once, and what was gathered before them.
+// The library's kernels cannot be gathered (graph.cu): they are launched at once, after the kernels gathered so far.
 void multiply(const Product& p, Stream stream) {
   if (p.d.size() == 0) return;
   with_act(p.op, p.a, [](auto) {});
@@ -198,7 +196,7 @@ void multiply(const Product& p, Stream stream) {
         p.op, p);
 }
 
-// Returns every row of a weight, without the zeros behind the last.
+// Returns every row of a weight, without the zeros after the last.
 Tensor rows_of(const Weight& w) { return make_tensor(w.packed.data, w.packed.dtype, {w.outputs(), w.inputs()}); }
 
 void copy(const char* op, const Tensor& to, const Tensor& from, Stream stream) {

@@ -1,15 +1,23 @@
-// Products of a linear layer on tensor cores, in bf16: y = x wT, dx = dy w (Forward, linear.cu) and dw = dyT x
+// Products of a linear layer by mma.sync, in bf16: y = x wT, dx = dy w (Forward, linear.cu) and dw = dyT x
 // (WeightGradient).
 //
-// Each result: k is cut into parts (linear_part), each part is one chain of mma.sync over k16 steps, ascending from +0,
-// and the sums of the parts are added up in order, from +0, in f32.  That holds whatever the kernel and its tile: the
-// bits of a row of y and dx depend on nothing but the row and the weight.  (Products of zeros, which are behind the
-// last k, change no bit.)  Parts can be computed side by side, which decoding with a narrow layer needs, and they bound
-// the length of chains, which truncate at every step.
+//              64 columns                                 64 columns
+//             +--------+--------+                        +---+---+---+---+
+//   64 rows   | warp 0 | warp 1 |     few rows: 16 rows  | 0 | 1 | 2 | 3 |     a warp: 32 x 32, or 16 x 16
+//             +--------+--------+                        +---+---+---+---+
+//             | warp 2 | warp 3 |
+//             +--------+--------+     k: 64 a stage, of which two (few rows: four) arrive while one is used
 //
-// Side by side: a block for each tile and part (blockIdx.z) stores the sums of its part in memory, the last block of a
-// tile to arrive adds all of them, ascending.  So neither the order of arrival nor its own place changes a bit.  (On
-// 9.0 the blocks of a tile are a cluster, and each adds a share of it.)
+// Order: k is cut into parts (linear_part).  A part is one chain of mma.sync over k16 steps, ascending from +0, and the
+// sums of the parts are added in order, from +0, in f32.  That holds for every kernel and tile: the bits of a row of y
+// and dx depend on the row and the weight only.  (Products of zeros, after the last k, change no bit.)  Parts bound the
+// length of chains, which truncate at every step, and can be computed side by side, which decoding with a narrow layer
+// needs: a block for each tile and part (blockIdx.z) stores the sums of its part in memory, and the last block of a
+// tile to arrive adds all of them, ascending.  So the order of arrival changes no bit.  (On 9.0 the blocks of a tile
+// are a cluster, and each adds a share of it.)
+//
+// Bytes: x once for each 64 columns, w once for each 64 rows (few rows: 16), mostly from L2.  Limited by the tensor
+// cores, with few rows by the bytes of w.
 #pragma once
 #include "fragment.cuh"
 #include "norm.cuh"

@@ -1,12 +1,13 @@
 // Ops on logits: log-probs, overlaps and losses (ops/logits.h: Logprob, OverlapProbs, LogitsLoss), and the sums of
-// tiles where the product of the LM head has not made them.
+// tiles that the product of the LM head has not made.
 //
-// logits [R, V] act, overwritten by their gradient in logits_loss; per row log-prob, entropy and losses, f32, out.
+// logits [R, V] act, overwritten by their gradient in logits_loss; per row log-prob, entropy and losses, f32, out.  A
+// block has a row (logits.cuh shows its tiles).
 //
-// Order: list.h's of sums over the vocabulary (logits.cuh), so the log-prob of a token has the same bits in all of
-// them, and in f32 those of the `cpu` table.
+// Order: list.h's of sums over the vocabulary, so the log-prob of a token has the same bits in all of them, and in f32
+// those of the `cpu` table.
 //
-// Bytes: with VocabSums 12 a tile, to which a loss adds all logits, read once; else logits once more.  Limited by the
+// Bytes: with VocabSums 12 a tile, and for a loss all logits, read once; else logits once more.  Limited by the
 // exponentials, with few rows by the chains of sums, V / 128 additions long.
 #include "logits.cuh"
 #include "ops/token_loss.h"
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, 4) loss(const LossArgs<T> a) {
   }
 }
 
-// ---- what two distributions have in common
+// ---- the overlap of two distributions
 
 struct Overlap {
   float *overlap, *mass;  // [R]
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(kThreads, 4)
           chain += lost[w * 32 + __ffs(static_cast<int>(left)) - 1];
     __syncthreads();
     if (threadIdx.x < 2)
-      for (int t = 0; t < kTiles; t++) total += parts[threadIdx.x][t];  // +0 behind the last
+      for (int t = 0; t < kTiles; t++) total += parts[threadIdx.x][t];  // +0 after the last
   }
   if (threadIdx.x == 0) a.overlap[r] = 1.f - total;
   if (threadIdx.x == (a.top_k ? 0 : 1)) a.mass[r] = a.top_k ? chain : 1.f - total;

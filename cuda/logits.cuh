@@ -1,9 +1,12 @@
 // Rows of logits for the ops on them (logits.cu, logits_sample.cu): distribution, by the tiles of list.h, and order by
 // size.  A block works on a row.  V is 2^20 at most: the sums of all tiles of a row lie in shared memory.
 //
-// The product of the LM head has summed up the tiles of 128 ids (VocabSums); else half a warp does a tile, lane j the
-// ids j + 16 i.  Exponentials are relative to the tile's maximum, so one pass over the logits gives both.  Then all
-// threads compute the factors that make the sums relative to the maximum of the row, and two lanes add them.
+//   row     | tile 0: 128 ids | tile 1          | tile 2          | ...
+//   lane j of half a warp: ids j, j + 16, .., j + 112     -> maximum, sum, weighted sum of each tile
+//   all threads: factors exp(maximum of the tile - maximum of the row); two lanes: the sums of the row, tiles ascending
+//
+// The product of the LM head may have made the sums of the tiles (VocabSums).  Exponentials are relative to the tile's
+// maximum, so one pass over the logits gives maxima and sums.
 #pragma once
 #include <type_traits>
 
@@ -90,7 +93,7 @@ __device__ __forceinline__ float tree(float lane_sum) {
   return lane_sum;
 }
 
-// Calls f(tile) for each tile by half a warp.  Whole warps call it, so one tile may lie behind the last.
+// Calls f(tile) for each tile by half a warp.  Whole warps call it, so one tile may lie past the last.
 template <class F>
 __device__ __forceinline__ void for_tiles(int vocabulary, F f) {
   const int count = ceil_div(vocabulary, kVocabTile);
@@ -131,7 +134,7 @@ __device__ __forceinline__ void sum_tiles(const Scaled<T>& z, int vocabulary, Pu
     const float base = base_of_tile(m);
     float sum = 0, weighted = 0;
 #pragma unroll
-    for (int i = 0; i < kIds; i++) add_to_tile(sum, weighted, x[i] - base);  // +0 behind the last
+    for (int i = 0; i < kIds; i++) add_to_tile(sum, weighted, x[i] - base);  // +0 after the last
     sum = tree(sum);
     weighted = tree(weighted);
     if (lane == 0 && tile * kVocabTile < vocabulary) put(tile, m, sum, weighted);

@@ -1,13 +1,17 @@
-// Draws from logits, and what they are drawn from (ops/logits.h: Sample, Truncate, ListKept, KeepListed).
+// Draws from logits, and truncations (ops/logits.h: Sample, Truncate, ListKept, KeepListed).
 //
-// logits [R, V] act, truncated in place; per row a token and its log-prob, f32, or a list of ids, overwritten.
+// logits [R, V] act, truncated in place; per row a token and its log-prob, f32, or a list of ids, overwritten.  A block
+// has a row (logits.cuh shows its tiles).  A warp draws from a tile, four ids a lane, and skips tiles that cannot win:
+//
+//   maximum of z of a tile   | 3.0 | 12.1 | 7.5 | -5.0 | ...     first: the tile of the largest, 12.1
+//   best z + Gumbel so far   13.4                                skipped: -5.0 + 16.65 (kMostGumbel) is less
 //
 // Order: the log-prob of a token is that of logits.cuh.  The largest sum of z and Gumbel number, and the integers that
 // top_p adds up, have no order.
 //
 // Bytes: with VocabSums 12 a tile, and the logits of tiles that can win; else logits once more; lists twice; 36 times
-// in bf16 for each of top_k and top_p (from L2 for the most part).  Limited by the exponentials, with few rows by the
-// chains of sums, V / 128 additions long.
+// in bf16 for each of top_k and top_p (mostly from L2).  Limited by the exponentials, with few rows by the chains of
+// sums, V / 128 additions long.
 #include "logits.cuh"
 #include "rng.cuh"
 
@@ -20,7 +24,7 @@ __device__ float gumbel(uint32_t word) { return -log_f32(-log_f32(uniform_open(w
 // The bar that a draw must clear, and the least random word that can, whatever the logit: most words are passed over
 // without a logarithm.
 struct Bar {
-  float value = -INFINITY;  // what some id has reached
+  float value = -INFINITY;  // that some id has reached
   uint32_t least_word = 0;
 
   // -log u >= 1 - u: the Gumbel number of u is at most g where 1 - u >= exp(-g).  The margins are for rounding.

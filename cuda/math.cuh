@@ -62,7 +62,7 @@ __device__ __forceinline__ float exp2_f32(float x) {
   // The last bits of `shifted` are those of n.  y 2^(n + 64) is exact, so there is one rounding.
   return fmaf(q, r, 1.f) * __uint_as_float((__float_as_uint(shifted) << 23) + ((64u + 127u) << 23)) * 0x1p-64f;
 }
-// silu(gate) * up, rounded once more by whoever stores it.
+// silu(gate) * up, rounded once more when it is stored.
 __device__ __forceinline__ float swiglu(float gate, float up) { return gate / (1.f + exp_f32(-gate)) * up; }
 
 constexpr float kLog2E = 0x1.715476p0f;

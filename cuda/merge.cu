@@ -1,21 +1,26 @@
-// Compaction with what is evicted merged into what stays (ops/merge.h: KvMerge, which states the formulas).
+// Compaction in which evicted slots are merged into kept ones (ops/merge.h: KvMerge, which states the formulas).
 //
-// Shapes of pages and keep: compression.cu.  nearest i32, cosines f32 [E, K, max_pages * 16]: by slot, of those that
-// are evicted the place in `keep` of the slot c(e) and its cosine (first: norms of keys, in bf16 1 / norm).  merged f32
-// [E, K, max_keep, 2 D + 1]: rows of V and K of a kept slot after the merging, and whether anything came (1 or 0).
+// Shapes of pages and keep: compression.cu.  nearest i32, cosines f32 [E, K, max_pages * 16]: for each evicted slot the
+// place in `keep` of its nearest kept slot c(e), and its cosine (first: norms of keys, in bf16 1 / norm).  merged f32
+// [E, K, max_keep, 2 D + 1]: rows of V and K of a kept slot after the merging, and 1 if anything was merged, else 0.
 // threshold is changed in place.
 //
-// Order: ops/merge.h.  f32 has the bits of the `cpu` table.  In bf16 the cosines come from products on tensor cores,
-// all else is in f32.  One warp owns a kept slot and walks the evicted slots that come to it, ascending: no atomics.
-//
 // Launches: norms, the nearest kept slot of each evicted one, for d2o the thresholds, the merged rows, the compaction,
-// and the merged rows over what it moved.  So the pages are read before anything is moved.
+// and the merged rows over those that it moved.  So the pages are read before anything is moved.
 //
-// The nearest slot, in bf16: KeyProducts, as for the redundancy of R-KV.  A warp owns 32 evicted keys, and the keys of
-// all slots pass by, where those that are evicted have the norm NaN, which no comparison takes: to read whole pages
-// costs products, slots / kept times, and saves gathering.  Bounds: the tensor cores, 2 * K * D * evicted * slots, and
-// five instructions on a product, about alike; in f32, 64 x 128 products at a time, of the kept ones alone.  The rest
-// reads K and V of the evicted slots once, and writes merged rows and reads them again.
+//   nearest, bf16    keys of all slots, 64 at a time ->        merge    a warp a kept slot, evicted ones ascending
+//   32 evicted keys  |k . k k . . k ...|  . evicted: NaN       kept k   e1 -> k, e4 -> k, e9 -> k
+//   a warp           maximum of k.e / |k|, all in registers
+//
+// Order: ops/merge.h.  f32 has the bits of the `cpu` table.  In bf16 the cosines come from products on tensor cores,
+// all else is in f32.  One warp owns a kept slot: no atomics.
+//
+// The nearest slot in bf16 uses KeyProducts, as the redundancy of R-KV does.  Evicted keys that pass by have the norm
+// NaN, which no comparison takes: reading whole pages costs products, slots / kept times, and saves gathering.
+//
+// Bytes: K of all slots once for each tile of evicted ones (from L2), K and V of the evicted slots once, merged rows
+// written and read once.  Limited by the tensor cores, 2 * K * D * evicted * slots, and five instructions on a product,
+// about alike; in f32 by 64 x 128 products at a time, of the kept slots alone.
 #include "compression.cuh"
 #include "ops/merge.h"
 
@@ -234,7 +239,7 @@ struct WarpRow {
   }
 };
 
-// Adds up what a kept slot becomes, in a warp.
+// Adds up the merged rows of a kept slot, in a warp.
 template <class T, int kColumns>
 struct Receiver {
   using Row = WarpRow<kColumns>;
@@ -354,7 +359,7 @@ __global__ void __launch_bounds__(kThreads, 2) merge(const MergeArgs<T> a) {
     row[2 * a.head_dim] = 0;
 }
 
-// Writes the merged rows over what compaction moved there, a kept slot a warp; blockIdx.y as in merge.
+// Writes the merged rows over those that compaction moved there, a kept slot a warp; blockIdx.y as in merge.
 template <class T>
 __global__ void __launch_bounds__(kThreads) overlay(const MergeArgs<T> a) {
   const KvCompression e = a.compressions.get();

@@ -3,15 +3,20 @@
 //
 // x, y, dy, dx [N, C], any stride between rows; y may be x, dx may be dy.  y, rstd and dx are overwritten (dx is added
 // to if `accumulate`), dw, which may be absent, is added to.  Sums are in f32.
-// Order: one warp a row, lane l takes 16-byte packs l, l + 32, ... as one chain, then the tree of warp_sum: a row's
-// bits depend on C only.  dw in bf16: row r belongs to strand r % 1024, and a strand is a chain over its rows ascending
-// from +0; strands 8g to 8g + 7 are added up in order, the first as it is, the 128 sums of g in order from +0, and that
-// once to dw.  dw in f32: the same with strands r % 128, each its own g.  The bits are the same in every run, but not
-// for another split into micro-batches.
-// Forward, a warp keeps the first 256 packs of its row in registers.  Backward, it computes a strand: one row arrives
-// in shared memory while it computes the one before, and the sums of dw stay there.  A lane reads what it copied
-// itself, so nothing has to be waited for but its own copies. Bytes: forward 2, backward 3 (or 4) streams of N * C, and
-// the sums of the strands twice.  Limited by memory bandwidth.
+//
+//   row of a warp, in 16-byte packs   | lane 0 | lane 1 | ... | lane 31 | lane 0 | lane 1 | ...
+//
+// Forward, a warp keeps the first 256 packs of its row in registers.  Backward, it computes a strand of rows: one row
+// arrives in shared memory while it computes the one before, and the sums of dw stay there.  A lane reads only its own
+// copies, so it waits for no others.
+//
+// Order: lane l takes packs l, l + 32, ... as one chain, then the tree of warp_sum: a row's bits depend on C only.  dw
+// in bf16: row r belongs to strand r % 1024, and a strand is a chain over its rows ascending from +0; strands 8g to
+// 8g + 7 are added up in order, the first as it is, the 128 sums of g in order from +0, and that once to dw.  dw in
+// f32: the same with strands r % 128, each its own g.  The bits are the same in every run, but not for another split
+// into micro-batches.
+//
+// Bytes: forward 2, backward 3 (or 4) streams of N * C, and the sums of strands twice.  Limited by memory bandwidth.
 #include "norm.cuh"
 #include "ops/norm.h"
 #include "ptx.cuh"

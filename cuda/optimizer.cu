@@ -1,12 +1,17 @@
 // Sums of squares and AdamW (ops/optimizer.h states the formulas).
 //
 // AdamW: p [n] act, or the panels of a weight; m, v f32 or bf16, grad and master f32 [n] or [O, I]; m, v and master (p,
-// without one) are updated in place, p is then the master's rounding.  Every element stands alone.  A thread takes four
-// neighbours, by words of 16 bytes (of bf16: 8) where rows begin at such; of a weight, 16 threads side by side take the
-// outputs of a panel, so that what they store of an input is a whole sector.  Bytes an element: 20 + 2 act-size, with a
-// master 28 + act-size, with bf16 moments 8 less; limited by memory bandwidth.
-// Squares: sums of blocks of at most 4096 elements, each a row sum of 16 lanes; 4 bytes an element, limited by memory
-// bandwidth.
+// without one) are updated in place, p is then the master's rounding.  A thread takes four neighbours, by words of 16
+// bytes (of bf16: 8) if rows are aligned to them.  Of a weight, 16 threads side by side take the outputs of a panel:
+//
+//   grad, m, v, master [O][I]    thread t: row 16 p + t, four inputs      a word of 16 bytes each
+//   p, panel p [I][16]           input i: | t 0 | t 1 | ... | t 15 |      a whole sector each
+//
+// Squares: blocks of at most 4096 elements, each a row sum of 16 lanes.
+//
+// Order: AdamW has none, since every element stands alone; a block of squares is list.h's row sum.
+// Bytes: AdamW 20 + 2 act-size an element, with a master 28 + act-size, with bf16 moments 8 less; squares 4.  Limited
+// by memory bandwidth.
 #include <cmath>
 
 #include "linear.cuh"

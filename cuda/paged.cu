@@ -1,16 +1,24 @@
-// Attention over keys and values in pages, and copies of pages (AttnPaged, KvCopyPages).
+// Attention over keys and values in pages, and copies of pages (AttnPaged, KvCopyPages).  The formula is that of
+// attention_fwd.cu.
 //
 // k_pages [pages, K, D, 16], v_pages [pages, K, 16, D]; page_table [sequences, max_pages] with any stride between
 // rows; queries [S, 4]: PagedRow.  The rows of its entries in o [N, H, D] are overwritten.  D <= 256.
 //
-// Order: that of attn_fwd, with its code (attention.cuh, attention_mma.cuh), f32 and bf16, so a row has
-// the bits that attn_fwd gives it in the packed sequence; f32 has those of the `cpu` table.  A tile holds the query
-// rows of one key head, the heads of its group next to one another.  Slots at or past PagedRow::slots change nothing.
+//   page_table     | 7 | 2 | 9 | ...       16 slots a page
+//                    |   |   |
+//                  +---+---+---+-...-+---+
+//   64 (f32: 16)   |   |   |   |     |\  |     rows of an entry, each with the heads of a key head's group
+//   query rows     |   |   |   |     | \ |     128 (f32: 64) slots a turn
+//                  +---+---+---+-...-+---+
+//
+// Order: that of attn_fwd, with its code (attention.cuh, attention_mma.cuh), so a row has the bits that attn_fwd gives
+// it in the packed sequence; f32 has those of the `cpu` table.  Slots at or past PagedRow::slots change nothing.
 //
 // In bf16 rows alone, as in decoding, have kernels of their own (paged_decode.cuh).  Masses of other entries:
 // paged_mass.cu.
 //
-// Bytes: K and V of the listed slots once for each 64 (f32: 16) query rows of a key head, whose tile walks them alone.
+// Bytes: K and V of the listed slots once for each 64 (f32: 16) query rows of a key head.  Limited by latency: one
+// block walks the slots of a tile.
 #include "paged_decode.cuh"
 #include "runtime/machine.cuh"
 

@@ -2,12 +2,19 @@
 //
 //   o = sum_s p_s v_s / sum_s p_s,  p_s = 2^(scale log2(e) q.k_s - max)
 //
-// A piece of work is a cut of 1024 slots of a row and a key head, or all slots of its list.  Four warps share its
-// slots, 128 a turn (64 of a list), for all query heads of the key head.  Of a row of several cuts each block leaves
-// its sums in memory, and the last to arrive merges all, ascending.  The masses of the slots that such a row reads are
-// added up after its last cut, from the weights that lie in AttnPaged::weights till then: K is read once.
+// A piece of work is a cut of 1024 slots of a row and a key head, or all slots of its list:
 //
-// Order: SharedRows16, both by cp.async and by tensor copies.
+//   slots of a row   | cut 0: 1024                     | cut 1                           | cut 2   |
+//   a turn of a cut  |128|                             one block each; the last to arrive merges all
+//
+//   q.k of a turn    | warp 0: 32 slots | warp 1 | warp 2 | warp 3 |      for all query heads of the key head
+//   p v of a turn    | D / 4 channels   |        |        |        |      of the outputs
+//
+// (A turn of a list has 64 slots.)  Of a row of several cuts each block leaves its sums in memory.  The masses of the
+// slots that such a row reads are added up after its last cut, from the weights that lie in AttnPaged::weights until
+// then: K is read once.
+//
+// Order: SharedRows16, both by cp.async and by tensor copies; cuts are merged ascending.
 // Bytes: K and V once; of each cut of several 4 (D + 2) a head twice.  Limited by memory bandwidth.
 #pragma once
 #include "paged_tile.cuh"
@@ -41,7 +48,7 @@ class RowMasses {
   __device__ __forceinline__ explicit RowMasses(const PagedTile16& e)
       : e_(e), group_(e.a.group), first_(e.a.first[e.t.entry]) {}
 
-  // Keeps the weights of the block that begins at slot `begin`, and what they are relative to.
+  // Keeps the weights of the block that begins at slot `begin`, and the maxima that they are relative to.
   __device__ __forceinline__ void keep(const Shared& shared, PerRow<float> top, int begin) const {
     const int at = threadIdx.x % 32 * 4, slot = begin + at;
     if (has_mass(slot)) {
@@ -240,7 +247,7 @@ struct KeyPages {
     const SharedTile<64> page{p + slot * kD};
     load_b<Major::mn>(b, [&](int i, int j) { return page.at((channel + j) / 4, (channel + j) % 4 * kPageSlots + i); });
   }
-  // Slots [first, last) become zeros: nobody may have written them.
+  // Slots [first, last) become zeros: they may never have been written.
   __device__ __forceinline__ void clear(int first, int last) const {
     for (int channel = threadIdx.x; channel < kD; channel += kThreads)
       for (int slot = first; slot < last; slot++) {
@@ -258,7 +265,7 @@ struct ValuePages {
   __device__ __forceinline__ void operand_b(uint32_t (&b)[4], int channel, int slot) const {
     AcrossTile<64>{panel(channel)}.operand_b(b, channel % 64, slot);
   }
-  // Slots [first, last) become zeros: what they hold must not come in, times a weight of 0.
+  // Slots [first, last) become zeros: their values must not come in, times a weight of 0.
   __device__ __forceinline__ void clear(int first, int last) const {
     for (int i = threadIdx.x; i < (last - first) * (kD / 8); i += kThreads) {
       const int channel = i % (kD / 8) * 8;

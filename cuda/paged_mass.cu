@@ -1,15 +1,20 @@
-// The attention that slots receive (AttnPaged::mass_pages), after attn_paged; in bf16 of entries of several rows, as
-// attn_paged adds up that of rows alone (paged.cu).
+// The attention that slots receive (AttnPaged::mass_pages), after attn_paged: mass[s] += sum over rows of p_s.  In bf16
+// only of entries of several rows; attn_paged adds up the mass of rows alone (paged.cu).
 //
 // k_pages [pages, K, D, 16], q [N, H, D] act, D <= 256, at most 16 query heads a key head; mass_pages [pages, K, 16]
 // f32.  The mass of slots past `first` is added to, that of new slots overwritten; nothing else is.
-// Order: AttnPaged.  f32 has the bits of the `cpu` table; in bf16 products are on tensor cores, all else in f32.
 //
-// A thread block has a key head of an entry, 16 query rows at a time, a tile of 256 slots at a time.  It walks the keys
-// twice: the online softmax, then its weights, the products being computed anew.  Sums over queries are continued in
-// mass_pages, each slot by one thread.
-// Bytes: K twice for every 16 rows, from L2 but for the first; limited by latency, in f32 by fused multiply-adds, 2 * H
-// * D * rows * slots a pass.  A long prefill is walked by few blocks, one a key head and sequence.
+//                       slots, a tile of 256 ->
+//                       +--------+--------+-...      pass 1: maximum and sum of each row, half a warp each
+//   16 query rows of    |        |        |          pass 2: products again, weights; a thread adds the column of a
+//   a key head's group  |        |        |                  slot to its mass
+//                       +--------+--------+-...
+//
+// Order: AttnPaged.  f32 has the bits of the `cpu` table; in bf16 products are on tensor cores, all else in f32.  One
+// block has a key head of an entry, and one thread continues the sum of a slot in mass_pages.
+//
+// Bytes: K twice for every 16 rows, from L2 but for the first.  Limited by latency, in f32 by fused multiply-adds,
+// 2 * H * D * rows * slots a pass: few blocks, one a key head and sequence, walk a long prefill.
 #include "compression.cuh"
 #include "softmax.cuh"
 
@@ -35,8 +40,8 @@ template <class T>
 using Worth = float[kQueries][kSlots / kBlock<T>];  // of a weight of a row in each block of a tile
 
 // The online softmax of up to 16 rows over the slots [0, end(row)), where end ascends with the row, a row a half warp,
-// in two passes: the first gives the maximum and the sum of the row, the second leaves the weights of a tile in t.z and
-// what a weight is worth in `worth`, and calls add(slot).
+// in two passes: the first gives the maximum and the sum of the row, the second leaves the weights of a tile in t.z,
+// their factors in `worth`, and calls add(slot).
 template <class T, class End, class Add>
 __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile<T>& t, const HeadPages& pages,
                                            int count, int last, Worth<T>& worth, End end_of, Add add) {
@@ -47,7 +52,7 @@ __device__ __forceinline__ void weigh_rows(const MassArgs<T>& a, const QueryTile
   const Softmax softmax{a.scale * kLog2E};
   float top = -INFINITY, sum = 0;  // of the row; in bf16 lane 0 has the sum
   for (int pass = 0; pass < 2; pass++) {
-    float so_far = -INFINITY, part = 0;  // of the cut; part: what each of four lanes adds up
+    float so_far = -INFINITY, part = 0;  // of the cut; part: the sum of each of four lanes
     for (int begin = 0; begin < last; begin += kSlots) {
       t.multiply(count, last - begin, 1, [&](int j) {
         return Key<T>{key_at(a.k_pages, pages, begin + j, t.head_dim), 0};

@@ -78,7 +78,7 @@ struct PagedTile {
 
 using PagedTile16 = PagedTile<bf16, kRows16>;
 
-// The memory of a block: query rows (rows alone: 16 and what warps share), a tile of keys and one of values.
+// The memory of a block: query rows (rows alone: 16, and the memory of their warps), a tile of keys, one of values.
 template <int kD, bool kAlone>
 struct PagedTiles {
   static constexpr size_t kKeys = 2 * kBlock16 * kD,

@@ -20,7 +20,7 @@ __device__ __forceinline__ uint32_t smem_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// x + y, where subnormal numbers count as zeros, also as a result: what memory computes that adds by itself.
+// Returns x + y as additions in memory do: subnormal numbers count as zeros, also as a result.
 __device__ __forceinline__ float add_flushing(float x, float y) {
 #ifdef CUEMU
   return cuemu::add_flushing(x, y);

@@ -1,27 +1,28 @@
 // Rotary position embedding, rotate-half: (a, b) = (x[c], x[c + D/2]) -> (a cos - b sin, b cos + a sin), each product
 // rounded, then the sum.  Backward is the rotation by the negative angle.
 //
-// rope: x [N, h, D] in place, rows may be strided; table [positions, D]: cos, then sin, D/2 each.  Every element stands
-// alone: its bits depend on nothing else.  Bytes: x read and written, and D * 4 a row of the table.  Limited by memory
-// bandwidth.
+//   a head    | pack 0 | pack 1 | ...      | pack 0 | pack 1 | ...      |     lane l of its group: pack l of both
+//             | a: channels [0, D/2)       | b: channels [D/2, D)       |     halves, 16 bytes each
 //
+// rope: x [N, h, D] in place, rows may be strided; table [positions, D]: cos, then sin, D/2 each.
 // qk_norm_rope: every head of queries and keys is normed as in norm.cu and rotated; backward, it is rotated back first.
 // x, y, dy, dx [N, H+K, D], any stride between the N rows, heads contiguous; rstd [N, H+K]; dx may be dy.  y, rstd and
-// dx are overwritten, dq_norm and dk_norm [D] added to.  What lies between the norm and the rotation is in f32.
-// D <= 256, as in attention: a lane holds one pack of pairs.
-// Order: a group of lanes a head, as many (a power of two, at most 32) as it has 16-byte packs of pairs; lane l takes
-// pack l of both halves as one chain, then a tree over the lanes: the bits of a head depend on D only.
-// dq_norm and dk_norm: head u, counted over rows, belongs to group u % (kNormParts * groups of a block), whose chain
-// ascends; the groups of a warp by a tree, the warps of a block in order, blocks in eight strands, those in order: the
-// same bits in every run, but not for another split into micro-batches.
-// Bytes: forward 2, backward 3 streams of N * (H+K) * D.  Limited by memory bandwidth.
-//
+// dx are overwritten, dq_norm and dk_norm [D] added to.  Values are in f32 between the norm and the rotation.
+// D <= 256, as in attention.
 // kv_write: k_pages [pages, K, D, 16], v_pages [pages, K, 16, D]; page_table [sequences, max_pages] with any stride
 // between rows; queries [S, 4]: PagedRow.  The new slots are overwritten, and the outputs of its rotation, which has
-// the bits of the op alone: in decoding one kernel does both, or that of the product before does (Rotated, linear.cu).
-// A row that no entry names is rotated and not written.
-// Bytes: those of the rotation, v read and the new slots written, those of K by scattered stores of an element. Limited
-// by latency: 256 rows are 3 MB.
+// the bits of the op alone: in decoding one kernel does both, or the product before does (Rotated, linear.cu).  A row
+// that no entry names is rotated and not written.
+//
+// Order: rotations have none.  A norm is a group of lanes a head, as many (a power of two, at most 32) as it has packs
+// of pairs; lane l takes pack l of both halves as one chain, then a tree over the lanes: the bits of a head depend on D
+// only.  dq_norm and dk_norm: head u, counted over rows, belongs to group u % (kNormParts * groups of a block), whose
+// chain ascends; the groups of a warp by a tree, the warps of a block in order, blocks in eight strands, those in
+// order: the same bits in every run, but not for another split into micro-batches.
+//
+// Bytes: rope reads and writes x, and reads D * 4 a row of the table.  qk_norm_rope: forward 2, backward 3 streams of
+// N * (H+K) * D.  kv_write: the rotation, v read, the new slots written, those of K by scattered stores of an element.
+// Limited by memory bandwidth; kv_write by latency: 256 rows are 3 MB.
 #include <algorithm>
 #include <bit>
 
@@ -62,7 +63,7 @@ __device__ __forceinline__ void store_pairs(T* p, const Pairs<T>& x, int half, i
   store_pack<kVector>(p + half + i, x.b, half - i);
 }
 
-// Head `head` of all, and the pairs of it that this thread has: those from i on, if `live`.  Behind the last head only
+// Head `head` of all, and the pairs of it that this thread has: those from i on, if `live`.  After the last head only
 // sums over lanes are computed, of zeros.
 struct Place {
   int64_t n;
@@ -152,7 +153,7 @@ struct PairSums {
   float a[kPack<T>] = {}, b[kPack<T>] = {};
 };
 
-// Computes dx, and in parts [gridDim.x, 2, D] what a block adds to dq_norm and dk_norm.
+// Computes dx, and in parts [gridDim.x, 2, D] the terms of a block in dq_norm and dk_norm.
 template <class T, bool kVector, bool kWeights>
 __global__ void __launch_bounds__(kBwdThreads, 2)
     qk_bwd(Heads<T> dx, float* __restrict__ parts, Heads<const T> dy, Heads<const T> x, const T* __restrict__ q_norm,

@@ -2,8 +2,10 @@
 // dgate = dy * up * s (1 + g (1 - s)), dup = dy * silu(g).
 //
 // gate_up, dgate_up [N, 2F]: gate in the first F columns, up in the rest; y, dy [N, F].  Outputs are overwritten;
-// dgate_up may be gate_up.  Every element stands alone: its bits depend on nothing else.  Computed in f32, rounded
-// once. Bytes: 3 elements per output forward, 5 per dy backward.  Limited by memory bandwidth.
+// dgate_up may be gate_up.
+//
+// Order: none, since every element stands alone.  Computed in f32, rounded once.
+// Bytes: 3 elements per output forward, 5 per dy backward.  Limited by memory bandwidth.
 #include "ops/swiglu.h"
 #include "runtime/common.cuh"
 

@@ -142,6 +142,20 @@ std::vector<std::pair<std::string, std::string>> ops_of_the_list() {
   return ops;
 }
 
+// A file with kernels begins with the order of their sums, the bytes that they move, and what limits them.
+TEST(House, AFileOfKernelsStatesOrderBytesAndLimit) {
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator("cuda")) {
+    const std::string text = entry.is_regular_file() ? read_text(entry.path()) : "";
+    if (!has(text, "__global__")) continue;
+    files++;
+    const std::string opening = text.substr(0, text.find("\n#"));
+    for (const char* word : {"Order", "Bytes", "imited"})
+      EXPECT_TRUE(has(opening, word)) << entry.path() << ": its first comment lacks '" << word << "'";
+  }
+  EXPECT_GE(files, 20);
+}
+
 // The family of an op is the header in src/ops that has its struct; every other file of the recipe in src/README.md has
 // the same stem.
 TEST(House, EveryOpHasItsFiles) {

@@ -62,7 +62,7 @@ inline void check_cuda(cudaError_t e, const char* what) {
 #ifdef CUEMU
 using cuemu::symbol;
 #else
-// By what the host API knows a kernel.
+// The address by which the host API knows a kernel.
 template <class... P>
 const void* symbol(void (*kernel)(P...)) {
   return reinterpret_cast<const void*>(kernel);
@@ -94,7 +94,7 @@ struct ParamType {
 void allow_shared_memory(const char* op, const void* kernel, size_t bytes);
 // graph.cu.  Launches a kernel, whose parameters `args` point to; where the stream has Graphs it is gathered instead.
 void submit(const char* op, const void* kernel, const LaunchShape&, void** args, std::span<const ParamType>, Stream);
-// Before anything else is queued: launches what is gathered, and what follows is not.
+// Called before anything else is queued: launches the gathered kernels, and gathers none of those that follow.
 void end_gathering(Stream);
 
 // Dynamic shared memory that a launch may take without asking: 48 KiB less the static variables, which are 32 KiB at
@@ -134,14 +134,14 @@ __host__ __device__ constexpr N round_up(N n, std::type_identity_t<N> per) {
   return ceil_div(n, per) * per;
 }
 
-// Blocks of `per` items that cover n; n is limited by what a grid can hold.
+// Returns the number of blocks of `per` items that cover n; an Error if a grid has no room for them.
 inline unsigned blocks(const char* op, int64_t n, int64_t per) {
   const int64_t count = ceil_div(n, per);
   expect(count <= 0x7fffffff, op, ": ", n, " items are more than one launch covers");
   return static_cast<unsigned>(count);
 }
 
-// What kernels of attention and of caches can do.
+// Throws unless kernels of attention and of caches have room for such heads.
 inline void expect_heads(const char* op, int64_t head_dim, int64_t heads) {
   expect(head_dim >= 1 && head_dim <= 256, op, ": head_dim ", head_dim, " is not in [1, 256]");
   expect(heads <= 65535, op, ": ", heads, " heads are more than one launch covers");
@@ -186,9 +186,9 @@ __device__ __forceinline__ T from_float(float x) {
     return x;
 }
 
-// The first that a kernel which is launched `early` does with device memory: waits until the kernel before has ended,
-// and lets the next begin.  What that one has written is not to be read through a __restrict__ pointer to const, which
-// the compiler takes for memory that stays as it is while the kernel lives, and may read before.
+// Waits until the kernel before has ended, and lets the next begin.  A kernel that is launched `early` must call this
+// before it uses device memory.  It must not read results of the kernel before through a __restrict__ pointer to const,
+// which the compiler takes for memory that does not change while the kernel runs, and may read earlier.
 __device__ __forceinline__ void await_kernel_before() {
 #ifdef CUEMU
   if (cuemu::settings().arch >= 90) cuemu::await_kernel_before(cuemu::Loc::current());
@@ -198,7 +198,7 @@ __device__ __forceinline__ void await_kernel_before() {
 #endif
 }
 
-// *to = *from; the emulation's access checker lets what was never written through, and knows it in *to.
+// *to = *from; the emulation's access checker allows unwritten words, and remembers them in *to.
 __device__ __forceinline__ void copy_word(uint32_t* to, const uint32_t* from) {
 #ifdef CUEMU
   cuemu::copy_as_is(to, from, sizeof(*to), cuemu::Loc::current());
@@ -217,15 +217,15 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// `count` blocks call this when they have stored what others read.  Returns true in the last to arrive, whose threads
-// then see what every block stored.  Called by all threads of a block; *arrivals is 0 before and afterwards.  `last`:
+// `count` blocks call this after stores that others read.  Returns true in the last to arrive, whose threads then see
+// the stores of every block.  Called by all threads of a block; *arrivals is 0 before and afterwards.  `last`:
 // in shared memory.
 __device__ __forceinline__ bool is_last_to_arrive(unsigned* arrivals, unsigned count, bool& last) {
-  __threadfence();  // what was stored comes before the arrival
+  __threadfence();  // the stores come before the arrival
   __syncthreads();
   if (threadIdx.x == 0) {
     last = atomicInc(arrivals, count - 1) == count - 1;  // the last one sets it back to 0
-    __threadfence();                                     // and the arrival before what is then read
+    __threadfence();                                     // and the arrival before the reads that follow
   }
   __syncthreads();
   return last;
@@ -245,7 +245,7 @@ struct alignas(16) Pack {
   T v[kPack<T>];
 };
 
-// Element i of p for i in [0, min(n, kPack)); zeros behind.  kVector: p is 16-byte aligned and n a multiple of kPack.
+// Element i of p for i in [0, min(n, kPack)), then zeros.  kVector: p is 16-byte aligned and n a multiple of kPack.
 template <bool kVector, class T>
 __device__ __forceinline__ Pack<T> load_pack(const T* p, int64_t n) {
   Pack<T> r;

@@ -3,15 +3,15 @@
 //
 // A graph is a chain of kernels in the order of the calls, and stands for every piece of work with that sequence of
 // kernels.  Grids, shared memory and parameters of each node are those of the last launch; where the new ones differ,
-// bit by bit, the node is set anew (cudaGraphExecKernelNodeSetParams), which concerns later launches only.  So nothing
-// is assumed of what may change from pass to pass: number of rows, addresses, the key of the draws, grids by length.
-// In steady decoding it is where tokens are read from and written to; where a sequence has ended, it is most nodes, at
-// about what their launches would cost.  A graph for each number of rows would be made, for a millisecond or so, hardly
-// ever to be launched again: the number falls from round to round, and the key of the draws changes with every step of
-// training.  The sizes at which a linear layer takes another kernel are what is left of batch buckets.
+// bit by bit, the node is set anew (cudaGraphExecKernelNodeSetParams), which concerns later launches only.  So
+// anything may change from pass to pass: number of rows, addresses, the key of the draws, grids by length.  In steady
+// decoding the addresses of tokens change; when a sequence has ended, most nodes do, at about the cost of their
+// launches.  A graph for each number of rows would take a millisecond or so to make, and would hardly ever be launched
+// again: the number falls from round to round, and the key of the draws changes with every step of training.  Of batch
+// buckets there remain the sizes at which a linear layer takes another kernel.
 //
 // On compute capability 9.0 kernels that wait for the one before themselves (LaunchShape::early) follow it by a
-// programmatic edge: their launch, and what they do before they wait, hide behind its last blocks.
+// programmatic edge: their launch, and their work before the wait, hide behind its last blocks.
 //
 // Only kernels of ours are gathered.  Those of cuBLASLt (linear_lt.cu) are not ours to name as nodes: a call of the
 // library ends the gathering as a copy does, so that with --exact=off a pass is launched kernel by kernel.
@@ -155,7 +155,7 @@ class Cache final : public Graphs {
   Work& work() { return work_; }
 
   void one_by_one(Stream stream) {
-    if (work_.size() == 0) return;  // what comes before the first kernel is in order anyway
+    if (work_.size() == 0) return;  // before the first kernel all is in order anyway
     gathers_ = false;
     for (size_t i = 0; i < work_.size(); i++)
       work_.with_node(i, [&](const cudaKernelNodeParams& p) {

@@ -16,7 +16,7 @@ class Library {
       if (!library_ && !(library_ = dlopen(name, RTLD_NOW)) && why_.empty()) why_ = dlerror();
   }
   explicit operator bool() const { return library_ != nullptr; }
-  const std::string& why_not() const { return why_; }  // what the loader said of the first name
+  const std::string& why_not() const { return why_; }  // the loader's message for the first name
 
   // Null: it has no function of that name.
   template <class F>

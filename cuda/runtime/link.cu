@@ -49,7 +49,7 @@ class ByHost final : public Comm::Link {
  private:
   static constexpr size_t kHalf = 16 << 20;  // bytes that leave at a time, and that come
 
-  // From `at` bytes behind `from`, or to there.
+  // Copies from `at` bytes after `from`, or to there.
   static void download(const Comm::Piece& to, const void* from, size_t at, void* stream) {
     if (to.bytes > 0) copy(to.data, static_cast<const char*>(from) + at, to.bytes, cudaMemcpyDeviceToHost, stream);
   }
@@ -59,7 +59,7 @@ class ByHost final : public Comm::Link {
   static void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, void* stream) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, kind, static_cast<cudaStream_t>(stream)), "a copy between ranks");
   }
-  // For what is to leave, and for what came before, whose place is then free.
+  // Waits for the bytes that are to leave, and for those that came before, whose place is then free.
   static void wait(void* stream) {
     check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "a copy between ranks");
   }

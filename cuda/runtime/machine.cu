@@ -47,7 +47,7 @@ std::optional<bool> set_by(const char* variable, const char* meaning) {
 
 #ifndef CUEMU
 // By default a kernel is loaded when it is first launched: in the middle of a run, with memory that is then missing.
-// What cannot be loaded now (before CUDA 12.4 the driver cannot list kernels) is loaded then.
+// Kernels that cannot be loaded now (before CUDA 12.4 the driver cannot list them) are loaded then.
 void load_kernels() {
   const auto of_driver = [](const char* name, auto& f) {
     cudaDriverEntryPointQueryResult result;

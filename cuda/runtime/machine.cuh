@@ -1,5 +1,5 @@
-// The device: what it can do, and which kernel computes what is written twice, with mma.sync and with wgmma.  On
-// compute capability 9.0 both give the same bits.
+// The device: its limits, and the choice between kernels by mma.sync and by wgmma.  On compute capability 9.0 both give
+// the same bits.
 #pragma once
 #include <string>
 

@@ -1,4 +1,4 @@
-// Memory of devices between ranks by NCCL, on the stream of the ops: nothing blocks but that.
+// Memory of devices between ranks by NCCL, on the stream of the ops; only that stream blocks.
 //
 // A call of NCCL that hangs cannot be given up, and while the host waits for work of a device it asks for no error: two
 // threads see to both, and end the job with a message.
@@ -146,7 +146,7 @@ class ByNccl final : public Comm::Link {
   ~ByNccl() override {
     watcher_.reset();
     if (!nccl_) return;
-    // What ends in order waits for all ranks, which may never come.
+    // An orderly end waits for all ranks, which may never come.
     if (broken_ || std::uncaught_exceptions() > 0)
       nccl().CommAbort(nccl_);
     else
@@ -274,7 +274,7 @@ class ByNccl final : public Comm::Link {
   const bool one_machine_ = comm_.node_ranks() == ranks_;
   ncclComm_t nccl_ = nullptr;
   int64_t memory_ = 0;
-  std::mutex speaks_;    // held by whoever tells of an error
+  std::mutex speaks_;    // held while an error is reported
   bool broken_ = false;  // the host does
   std::optional<Repeated> watcher_;
 };
