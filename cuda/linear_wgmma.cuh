@@ -211,8 +211,7 @@ struct WgmmaTiles {
   }
 };
 
-// Adds the products of a stage to a warpgroup's sums, kDown times 64 rows; not `adds`: the sums begin.  a, b:
-// descriptors.
+// Adds a stage's products to the sums of a warpgroup, kDown times 64 rows; not `adds`: they begin.  a, b: descriptors.
 template <class Stage, int kDown, int kColumns>
 __device__ __forceinline__ void multiply_stage(Accumulator<kColumns> (&sum)[kDown], uint64_t a, uint64_t b, bool adds) {
   wgmma_fence();
