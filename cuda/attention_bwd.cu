@@ -26,8 +26,8 @@
 // dv is a sum of parts (list.h).  `work` holds it while the next part is computed, and one rounding adds the sum to the
 // row.  k-steps of 16 begin at slot 0, or at the first own row of a segment, and hidden pairs add nothing: the bits of
 // a row of dq depend on its sequence only, those of dk and dv on the segments that see the row.  Inputs that are not
-// finite reach pairs of their tile that do not see them.  Two kernels each have the same bits: key_gradients_bf16 and
-// query_gradients_bf16 below, and those of attention_bwd_wgmma.cuh for compute capability 9.0.
+// finite reach pairs of their tile that do not see them.  key_gradients_bf16 and query_gradients_bf16 below have the
+// bits of those in attention_bwd_wgmma.cuh, for compute capability 9.0.
 //
 // Lists of blocks: pairs that are not listed are hidden.  In bf16 a tile of query_gradients_listed goes over the pages
 // that any of its rows lists (attention_lists.cuh), and key_gradients_bf16 over steps of 16 rows of which any lists a

@@ -226,7 +226,7 @@ struct MovedKeys {
   }
 };
 
-// blockIdx.y: channels of K; then kUnits units of V each, packs of 16 bytes or elements; then the numbers of the slots.
+// blockIdx.y: channels of K; then kUnits units of V each, packs of 16 bytes or elements; then pos, mass and count.
 template <class T, class Unit>
 __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
   const KvCompression e = a.compressions.get();
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kThreads) compact(const CompactArgs<T> a) {
   __shared__ MovedKeys<T> keys;
   const int of_k = ceil_div(a.head_dim, keys.kChannels), units = a.head_dim / kSize, of_v = ceil_div(units, kUnits);
   const int part = blockIdx.y, low = threadIdx.x % kUnits, high = threadIdx.x / kUnits;
-  // Neighbouring threads: neighbouring slots of K and of the numbers of slots, units of V.
+  // Neighbouring threads: neighbouring slots of K, pos, mass and count; units of V.
   if (part < of_k) {
     keys.move(a.k, a.head_dim, part * keys.kChannels, e, keep, src, dst);
   } else if (part < of_k + of_v) {

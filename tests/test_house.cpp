@@ -142,7 +142,7 @@ std::vector<std::pair<std::string, std::string>> ops_of_the_list() {
   return ops;
 }
 
-// A file with kernels begins with the order of their sums, the bytes that they move, and what limits them.
+// A file with kernels begins with the order of their sums, the bytes that they move, and their limit.
 TEST(House, AFileOfKernelsStatesOrderBytesAndLimit) {
   int files = 0;
   for (const auto& entry : fs::directory_iterator("cuda")) {
