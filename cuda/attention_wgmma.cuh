@@ -197,7 +197,7 @@ inline bool suits_tensor_copies(const Packed<bf16>& x, bool aligned) {
 template <int kD>
 struct WgmmaAttention {
   static constexpr int kRows = 128, kConsumers = kRows / 16, kProducers = 4, kThreads = (kConsumers + kProducers) * 32;
-  static constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;
+  static constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
   // Block i + 1 of the keys is awaited while block i of the values is used.  A warpgroup leaves its last blocks, after
   // which the tile has at most one for the others.
   static constexpr int kStages = 2;

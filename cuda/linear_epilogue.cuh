@@ -71,6 +71,7 @@ class Epilogue {
   Share part_;          // of k; of one, if parts are not apart
   unsigned tiles_ = 0;  // that have been added to residuals
   NewSlots slots_;
+  int warp_ = uniform(threadIdx.x / 32);  // for addresses of boxes: they lie in uniform registers
 
  public:
   __device__ Epilogue(const Product& p, const ResultMaps& maps, typename Block::Shared& shared, Share part)
@@ -137,8 +138,8 @@ class Epilogue {
 
   // ---- boxes.  Where results are added to a residual, its boxes come by tensor copies to where those of the results
   // will be: the first as the tile begins, each other as soon as its place is free.
-  __device__ auto* box(int i) const { return shared_.boxes[threadIdx.x / 32][i % kBuffers]; }
-  __device__ Mbarrier* full(int i) const { return &shared_.residual[threadIdx.x / 32][i % kBuffers]; }
+  __device__ auto* box(int i) const { return shared_.boxes[warp_][i % kBuffers]; }
+  __device__ Mbarrier* full(int i) const { return &shared_.residual[warp_][i % kBuffers]; }
   __device__ void bring(int i, int row, int column) const {
     mbarrier_arrive_expect(full(i), Block::kBoxBytes);
     tensor_copy(box(i), maps_.residual, column + i % kAcross * kBox, row + i / kAcross * 64, full(i));

@@ -238,14 +238,13 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   constexpr int kDown = Block::kDown;
   auto& shared = *dynamic_smem<typename Block::Shared>();
   auto& ring = shared.ring;
-  const Share cluster{cluster_rank(), cluster_size()}, alone{0, 1};
+  const Share cluster{static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y)}, alone{0, 1};
   bool apart = false;
   if constexpr (Block::kApart) apart = p.sums;
   const Share share = apart ? alone : cluster, part = apart ? cluster : alone;
   const WgmmaTiles<kRows, kColumns> tiles{p.rows, p.columns, share};
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_tile = blockIdx.x / cluster.blocks,
-            next_tile = gridDim.x / cluster.blocks, first_k = apart ? part.rank * p.part : 0,
-            depth = apart ? min(p.part, p.depth - first_k) : p.depth;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_tile = blockIdx.x, next_tile = gridDim.x,
+            first_k = apart ? part.rank * p.part : 0, depth = apart ? min(p.part, p.depth - first_k) : p.depth;
   Epilogue<Block, Product> epilogue(p, maps.results, shared, part);
   if (threadIdx.x == 0) {
     prefetch_map(maps.a);
@@ -326,7 +325,7 @@ void launch_wgmma(const char* op, int cluster, const Product& p, Stream stream) 
                  at_once = static_cast<unsigned>(machine().multiprocessors / cluster * Block::kBlocks),
                  in_cluster = static_cast<unsigned>(std::max(cluster, p.apart()));
   launch(op, multiply_wgmma<kRows, kColumns, kParts, Product>,
-         {.grid = (Block::kHead || maps.results.by_boxes ? std::min(tiles, at_once) : tiles) * in_cluster,
+         {.grid = dim3(Block::kHead || maps.results.by_boxes ? std::min(tiles, at_once) : tiles, in_cluster),
           .block = Block::kThreads,
           .smem = sizeof(typename Block::Shared),
           .cluster = in_cluster,

@@ -106,27 +106,7 @@ __device__ __forceinline__ void fence_proxy_async() {
 #endif
 }
 
-// ---- clusters: blocks that run at the same time and reach each other's shared memory
-
-// The number of this block in its cluster, and of the blocks there: 0 and 1 if the launch does not ask for clusters.
-__device__ __forceinline__ int cluster_rank() {
-#ifdef CUEMU
-  return static_cast<int>(cuemu::cluster_rank());
-#else
-  int rank;
-  asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
-  return rank;
-#endif
-}
-__device__ __forceinline__ int cluster_size() {
-#ifdef CUEMU
-  return static_cast<int>(cuemu::cluster_size());
-#else
-  int size;
-  asm("mov.u32 %0, %cluster_nctarank;" : "=r"(size));
-  return size;
-#endif
-}
+// ---- clusters: blocks that run at the same time and reach each other's shared memory, neighbours in y (LaunchShape)
 // The barrier of all threads of a cluster, in two halves: writes before the arrival are visible after the wait.  By
 // whole warps.
 __device__ __forceinline__ void cluster_arrive(PTX_ONLY_LOC) {

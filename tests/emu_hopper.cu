@@ -86,7 +86,7 @@ __global__ void cluster_ring(float* out, const float* in) {
   auto* const smem = dynamic_smem<unsigned char>();  // two stages
   auto* const full = reinterpret_cast<Mbarrier*>(smem + 2 * kBytes);
   Mbarrier* const empty = full + 2;
-  const int rank = cluster_rank(), blocks = cluster_size(),
+  const int rank = blockIdx.y, blocks = gridDim.y,
             to = kBug == ClusterBug::copies_to_own     ? 1 << rank
                  : kBug == ClusterBug::copies_to_three ? 7
                                                        : 3;
@@ -138,7 +138,7 @@ __global__ void cluster_ring(float* out, const float* in) {
 template <SharedBug kBug>
 __global__ void cluster_shared(float* out, const float* in) {
   float* const own = dynamic_smem<float>();
-  const int rank = cluster_rank(), t = threadIdx.x;
+  const int rank = blockIdx.y, t = threadIdx.x;
   own[t] = in[rank * kN + t];
   if (kBug != SharedBug::no_first_barrier) {
     cluster_arrive();
@@ -159,16 +159,16 @@ template <PartsBug kBug>
 __global__ void cluster_parts(float* out, const float*) {
   bool& last = *dynamic_smem<bool>();
   float *const parts = out + kN, *const sums = out + 5 * kN;
-  const int first = static_cast<int>(blockIdx.x) - cluster_rank(), t = threadIdx.x;
-  parts[blockIdx.x * kN + t] = static_cast<float>(blockIdx.x + 1);
+  const int block = blockIdx.y, rank = block % 2, first = block - rank, t = threadIdx.x;
+  parts[block * kN + t] = static_cast<float>(block + 1);
   if (kBug != PartsBug::no_barrier) {
     cluster_arrive();
     cluster_wait();
   }
-  if (t / (kN / 2) == cluster_rank()) sums[first / 2 * kN + t] = parts[first * kN + t] + parts[(first + 1) * kN + t];
+  if (t / (kN / 2) == rank) sums[first / 2 * kN + t] = parts[first * kN + t] + parts[(first + 1) * kN + t];
   if (kBug != PartsBug::no_fence) __threadfence();
   if (kBug != PartsBug::no_block_barrier) __syncthreads();
-  if (t == 0) last = atomicInc(reinterpret_cast<unsigned*>(out + kZeros), gridDim.x - 1) == gridDim.x - 1;
+  if (t == 0) last = atomicInc(reinterpret_cast<unsigned*>(out + kZeros), gridDim.y - 1) == gridDim.y - 1;
   __syncthreads();
   if (last) out[t] = sums[t] + sums[kN + t];
 }

@@ -64,10 +64,10 @@ Run run(Kernel* kernel, unsigned blocks = 1, unsigned threads = kN, const float*
   EXPECT_EQ(cudaMemcpy(in.p, host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
   EXPECT_EQ(cudaMemset(out.p + kZeros, 0, kN * sizeof(float)), cudaSuccess);
   cudaLaunchConfig_t c{};
-  c.gridDim = blocks;
+  c.gridDim = cluster > 1 ? dim3(1, blocks) : dim3(blocks);
   c.blockDim = threads;
   c.dynamicSmemBytes = smem;
-  cudaLaunchAttribute attributes[2] = {{cudaLaunchAttributeClusterDimension, {{cluster, 1, 1}}},
+  cudaLaunchAttribute attributes[2] = {{cudaLaunchAttributeClusterDimension, {{1, cluster, 1}}},
                                        {cudaLaunchAttributeProgrammaticStreamSerialization, {}}};
   attributes[1].val.programmaticStreamSerializationAllowed = early;
   c.attrs = attributes;
@@ -269,7 +269,7 @@ TEST(Emu, WrongUseOfClustersShows) {
            {cluster_ring<ClusterBug::expects_in_one>, "for an mbarrier that expects ",
             "for an mbarrier that expects |before the copy was waited for|uninitialised: read of "},
            {cluster_ring<ClusterBug::returns_early>,
-            "TMA: the memory of block .1,0,0., which has returned|ended before its copies landed|0 more arrivals and "
+            "TMA: the memory of block .0,1,0., which has returned|ended before its copies landed|0 more arrivals and "
             "256 more bytes",
             nullptr},
        }) {

@@ -45,7 +45,7 @@ PARE_OPS(X)
 struct LaunchShape {
   dim3 grid, block;
   size_t smem = 0;       // dynamic shared memory, bytes
-  unsigned cluster = 1;  // blocks of a cluster, neighbours in x; more only on compute capability 9.0
+  unsigned cluster = 1;  // blocks of a cluster, neighbours in y; more only on compute capability 9.0
   bool early = false;    // the kernel calls await_kernel_before(): it may begin before the one before it has ended
 };
 

@@ -104,12 +104,7 @@ class Work {
   std::vector<void*> pointers_;
 };
 
-cudaLaunchAttributeValue cluster_of(const LaunchShape& l) {
-  cudaLaunchAttributeValue v{};
-  v.clusterDim.x = l.cluster;
-  v.clusterDim.y = v.clusterDim.z = 1;
-  return v;
-}
+cudaLaunchAttributeValue cluster_of(const LaunchShape& l) { return {.clusterDim = {1, l.cluster, 1}}; }
 // `node` comes after `before`: early, once all blocks of that have called await_kernel_before() or have ended.
 void follow(cudaGraph_t graph, cudaGraphNode_t before, cudaGraphNode_t node, bool early, const char* op) {
   cudaGraphEdgeData edge{};

@@ -80,7 +80,7 @@ float add_flushing(float x, float y);
 struct Grid {
   unsigned grid[3], block[3];
   size_t smem;
-  unsigned cluster;  // blocks, neighbours in x
+  unsigned cluster;  // blocks, neighbours in y
   bool early;        // it may begin before the kernel before it has ended
 };
 using ThreadMain = void (*)(void* ctx);

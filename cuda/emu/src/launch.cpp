@@ -36,13 +36,13 @@ std::unordered_map<const void*, Kernel>& kernels() {
 Grid grid_of(const dim3& grid, const dim3& block, size_t smem) {
   return {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, smem, 1, false};
 }
-// Blocks of a cluster are neighbours in x; an attribute that is not emulated leaves a grid that cannot be launched.
+// Blocks of a cluster are neighbours in y; an attribute that is not emulated leaves a grid that cannot be launched.
 void set_attribute(Grid& grid, cudaLaunchAttributeID id, const cudaLaunchAttributeValue& v) {
   if (id == cudaLaunchAttributeProgrammaticStreamSerialization)
     grid.early = v.programmaticStreamSerializationAllowed;
   else
     grid.cluster =
-        id == cudaLaunchAttributeClusterDimension && v.clusterDim.y == 1 && v.clusterDim.z == 1 ? v.clusterDim.x : 0;
+        id == cudaLaunchAttributeClusterDimension && v.clusterDim.x == 1 && v.clusterDim.z == 1 ? v.clusterDim.y : 0;
 }
 
 // Bytes of dynamic shared memory that a launch of a kernel may take.  A device lets it have 48 KiB together with the

@@ -98,9 +98,10 @@ bool run_cluster(const Grid& grid, uint64_t which) {
   c.done = c.arrived = 0;
   c.ready.clear();
   for (Block& b : c.blocks) {
-    const uint64_t i = which * c.blocks.size() + b.rank;
-    b.index = {static_cast<unsigned>(i % grid.grid[0]), static_cast<unsigned>(i / grid.grid[0] % grid.grid[1]),
-               static_cast<unsigned>(i / (uint64_t{grid.grid[0]} * grid.grid[1]))};
+    const uint64_t across = grid.grid[0], down = grid.grid[1] / grid.cluster;  // clusters
+    b.index = {static_cast<unsigned>(which % across),
+               static_cast<unsigned>(which / across % down * grid.cluster + b.rank),
+               static_cast<unsigned>(which / (across * down))};
     b.done = 0;
     std::fill_n(b.at_op, 32, 0u);
     std::fill_n(b.returned, 32, 0u);
@@ -256,7 +257,7 @@ bool can_launch(const Grid& c) {
   const uint64_t n = uint64_t{c.block[0]} * c.block[1] * c.block[2];
   return n > 0 && n <= 1024 && c.block[2] <= 64 && c.grid[0] && c.grid[1] && c.grid[2] && c.grid[1] <= 65535 &&
          c.grid[2] <= 65535 && c.smem <= shared_memory_limit() && c.cluster > 0 && c.cluster <= kMostBlocks &&
-         c.grid[0] % c.cluster == 0 && (c.cluster == 1 || (settings().arch >= 90 && n % kWarp == 0));  // whole warps
+         c.grid[1] % c.cluster == 0 && (c.cluster == 1 || (settings().arch >= 90 && n % kWarp == 0));  // whole warps
 }
 
 cudaError_t run_grid(const Grid& c, ThreadMain entry, void* ctx) {
