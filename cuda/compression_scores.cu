@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks) window_scores(const Win
             float& x = z[row * step + i];
             const bool seen = begin + i >= e.first && begin + i < end;
             if (pass == 0 && seen) top = fmaxf(top, x);
-            if (pass == 1 && seen) sum += exp_f32(x - top);
-            if (pass == 2) x = seen ? exp_f32(x - top) / sum : 0.f;
+            if (pass == 1 && seen) sum += exp_at_most_1(x - top);
+            if (pass == 2) x = seen ? exp_at_most_1(x - top) / sum : 0.f;
           }
           tops[row][lane] = top;
           sums[row][lane] = sum;
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(kThreads) weigh_redundancy(const RedundancyArg
   for (float x : tops) top = fmaxf(top, x);
   for (int begin = base; begin < e.slots; begin += kThreads) {
     const int slot = begin + static_cast<int>(threadIdx.x);
-    exps[threadIdx.x] = slot >= e.first && slot < e.slots ? exp_f32(r[slot] - top) : 0.f;
+    exps[threadIdx.x] = slot >= e.first && slot < e.slots ? exp_at_most_1(r[slot] - top) : 0.f;
     __syncthreads();
     if (threadIdx.x < kLanes)
       for (int i = threadIdx.x; i < kThreads; i += kLanes) sum += exps[i];
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(kThreads) weigh_redundancy(const RedundancyArg
   __syncthreads();
   float* const score = a.score + blockIdx.x * a.max_slots;
   for (int slot = e.first + threadIdx.x; slot < candidates; slot += kThreads)
-    score[slot] = a.lambda * score[slot] - (1.f - a.lambda) * (exp_f32(r[slot] - top) / total);
+    score[slot] = a.lambda * score[slot] - (1.f - a.lambda) * (exp_at_most_1(r[slot] - top) / total);
 }
 
 }  // namespace

@@ -336,8 +336,7 @@ TEST_F(Audits, TheTableOfOneHash) {
     EXPECT_TRUE(row("| CPU | 1 thread").ends_with(certificate(keys))) << keys;
   EXPECT_TRUE(row("| CPU, `learner.shards=4` |").ends_with(certificate("learner.shards=4")));
   const std::string golden = nlohmann::json::parse(read_text("tests/golden/steps.json")).at("9.0").at("f32");
-  for (const char* device : {"| CUDA, `--device emu` |", "| CUDA | an H100"})
-    EXPECT_TRUE(row(device).ends_with(cat("| `", golden, "` |"))) << device;
+  EXPECT_TRUE(row("| CUDA, `--device emu` |").ends_with(cat("| `", golden, "` |")));
 }
 
 // ---- the hash of weights

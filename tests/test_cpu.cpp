@@ -188,6 +188,20 @@ TEST_F(Isas, ExpIsAccurate) {
   }
 }
 
+// ln 2 is one float, which is off by 1.9e-9 for each power of 2.
+TEST_F(Isas, ExpAtMost1IsAccurate) {
+  for (const char* isa : isas()) {
+    set_cpu_isa(isa);
+    const auto f = cpu_kernels().exp_at_most_1;
+    EXPECT_LE(largest_error(f, std::exp, -0x1p-60f, -32), 3) << isa;
+    EXPECT_LE(largest_error(f, std::exp, -32, -103.9f), 5) << isa;
+    for (float x : {0.0f, -0.0f, -0x1p-149f, -0x1p-30f}) EXPECT_EQ(one(f, x), 1.0f) << x;
+    for (float x : {-104.0f, -105.0f, -1e4f, -3e38f, -INFINITY}) EXPECT_EQ(std::bit_cast<uint32_t>(one(f, x)), 0u) << x;
+    EXPECT_EQ(one(f, -103.2f), 0x1p-149f);
+    EXPECT_TRUE(std::isnan(one(f, NAN)));
+  }
+}
+
 TEST_F(Isas, LogIsAccurate) {
   for (const char* isa : isas()) {
     set_cpu_isa(isa);

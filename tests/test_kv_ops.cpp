@@ -425,7 +425,7 @@ float sum_of_lanes(const std::vector<float>& x, int64_t first_slot) {
 std::vector<float> softmax_f32(std::vector<float> z, int64_t first_slot) {
   const float max = *std::max_element(z.begin(), z.end());
   for (float& x : z) x -= max;
-  cpu_kernels().exp(z.data(), z.data(), static_cast<int64_t>(z.size()));
+  cpu_kernels().exp_at_most_1(z.data(), z.data(), static_cast<int64_t>(z.size()));
   const float sum = sum_of_lanes(z, first_slot);
   for (float& x : z) x /= sum;
   return z;

@@ -117,7 +117,7 @@ void print_parting(const RunLog& a, const RunLog& b) {
     say(cat(a.name, " and ", b.name, " part at step ", step, ": certificates ", certificate, " and ", other->second),
         "");
     if (const std::string& x = a.arithmetic.at(step), &y = b.arithmetic.at(step); x != y)
-      say(cat("they were computed with arithmetic ", x, " and ", y, ", whose orders of sums differ"));
+      say(cat("they were computed with arithmetic ", x, " and ", y, ", whose sums or functions differ"));
     return print_token(a, b, step);
   }
   say(common == 0 ? cat(a.name, " and ", b.name, " have no step with a certificate in common")

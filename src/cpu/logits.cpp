@@ -27,7 +27,7 @@ void truncate_row(float* row, int64_t vocabulary, const Truncate& a) {
   const float max = *std::max_element(row, row + vocabulary) / a.temperature;
   share.resize(static_cast<size_t>(vocabulary));
   for (int64_t v = 0; v < vocabulary; v++) share[v] = row[v] / a.temperature - max;
-  cpu_kernels().exp(share.data(), share.data(), vocabulary);
+  cpu_kernels().exp_at_most_1(share.data(), share.data(), vocabulary);
   ids.resize(static_cast<size_t>(vocabulary));
   std::iota(ids.begin(), ids.end(), 0);
   const auto before = [row](int32_t i, int32_t j) { return row[i] > row[j] || (row[i] == row[j] && i < j); };

@@ -85,8 +85,9 @@ constexpr int kShardBlock = 8;  // shards of an update that are added before the
 
 // The number of the arithmetic of all tables but `ref`.  Raise it when an order of sums above, or a function such as an
 // exponential, changes a bit of a run.  Checkpoints and certificates state it, and no run is resumed in another one.
-// 1: checkpoints without a number.  2: the vocabulary by tiles, and the orders of bf16 above.
-constexpr int kArithmetic = 2;
+// 1: checkpoints without a number.  2: the vocabulary by tiles, and the orders of bf16 above.  3: a shorter
+// exponential of numbers below 0.
+constexpr int kArithmetic = 3;
 
 #define PARE_OPS(X)                     \
   X(upload, Upload)                     \

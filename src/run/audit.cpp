@@ -131,7 +131,7 @@ Audit::Audit(const std::string& run, const std::vector<std::string>& overrides)
   own_ = load_config({file});
   if (const int arithmetic = start_.values.at("arithmetic"); arithmetic != kArithmetic)
     fail(run, " was computed with arithmetic ", arithmetic, ", this program has arithmetic ", kArithmetic,
-         " (other orders of sums); audit it with a program of that arithmetic");
+         " (other sums or functions); audit it with a program of that arithmetic");
   std::vector<std::string> all = overrides;
   all.insert(all.begin(), file);
   config_ = load_config(all);

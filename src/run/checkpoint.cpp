@@ -477,7 +477,7 @@ void check_configuration(const std::string& path, const StateFile& s, const Conf
   const bool adapters = lora_spec(config.model.lora) && !config.distill.enable;
   if (s.arithmetic != kArithmetic)
     fail(path, " was written by a program with arithmetic ", s.arithmetic, ", this one has arithmetic ", kArithmetic,
-         " (other orders of sums), so the run cannot be continued bit by bit; continue with a program of that "
+         " (other sums or functions), so the run cannot be continued bit by bit; continue with a program of that "
          "arithmetic, or start a new run from its weights and moments: pare ",
          command_name(given), " ", shell_word(config_of(path)), " --from ", shell_word(path),
          ", or from its weights alone: ", adapters ? "model.lora.adapter_path=" : "model.path=", shell_word(path));

@@ -16,7 +16,7 @@ PARE_INLINE void softmax(float* z, int64_t begin, int64_t end) {
   for (int64_t s = 16; s < n; s += 16) highest_lanes = max(highest_lanes, load(z + s));
   const vf m = set1(highest(highest_lanes));
   for (int64_t s = 0; s < n; s += 16) {
-    const vf p = exp(sub(load(z + s), m));
+    const vf p = exp_at_most_1(sub(load(z + s), m));
     store(z + s, p);
     sums = add(sums, p);
   }

@@ -14,6 +14,11 @@ void exp(float* y, const float* x, int64_t n) {
       n, PARE_LANES_AT(i) { store(y + i, exp(load(x + i, lanes)), lanes); });
 }
 
+void exp_at_most_1(float* y, const float* x, int64_t n) {
+  for_vectors(
+      n, PARE_LANES_AT(i) { store(y + i, exp_at_most_1(load(x + i, lanes)), lanes); });
+}
+
 void log(float* y, const float* x, int64_t n) {
   for_vectors(
       n, PARE_LANES_AT(i) { store(y + i, log(load(x + i, lanes)), lanes); });
@@ -73,7 +78,7 @@ PARE_INLINE Distribution distribution(const Scaled& z, int64_t vocabulary, float
     const vf base = set1(m == kLow ? 0 : m);  // exp(-infinity - 0) is +0: such a tile adds nothing
     vf e_sum = zero(), xe_sum = zero();
     for (int64_t i = 0; i < min64(kVocabTile, vocabulary - tile * kVocabTile); i += 16) {
-      const vf below = sub(load(x[tile % 2] + i), base), e = exp(below);  // +0 behind the last
+      const vf below = sub(load(x[tile % 2] + i), base), e = exp_at_most_1(below);  // +0 behind the last
       e_sum = add(e_sum, e);
       if (kEntropy) xe_sum = fma(select(less(zero(), e), below, zero()), e, xe_sum);
     }
@@ -89,7 +94,7 @@ PARE_INLINE Distribution distribution(const Scaled& z, int64_t vocabulary, float
           const vf s = load(sums + t, lanes), w = load(weighted + t, lanes);
           store(weighted + t, select(less(zero(), s), fma(below, s, w), w), lanes);
         }
-        store(factors + t, exp(below), lanes);
+        store(factors + t, exp_at_most_1(below), lanes);
       });
   for (int64_t t = 0; t < tiles; t++) {
     d.sum = __builtin_fmaf(sums[t], factors[t], d.sum);
@@ -148,15 +153,15 @@ struct Exp {
 void plain_gradient(float* row, int64_t vocabulary, int32_t target, const Distribution& d, float coefficient,
                     float temperature) {
   const Scaled z{row, temperature};
-  const float at_target = coefficient * (1 - exp1(z.at(target) - d.max) / d.sum) / temperature;
+  const float at_target = coefficient * (1 - exp_at_most_1(z.at(target) - d.max) / d.sum) / temperature;
   const vf m = set1(d.max), factor = set1(-coefficient / d.sum / temperature);
   for_vectors(
-      vocabulary, PARE_LANES_AT(i) { store(row + i, mul(exp(sub(z.at(i, lanes), m)), factor), lanes); });
+      vocabulary, PARE_LANES_AT(i) { store(row + i, mul(exp_at_most_1(sub(z.at(i, lanes), m)), factor), lanes); });
   row[target] = at_target;
 }
 
 PARE_INLINE vf probability(const Scaled& z, const Distribution& d, int64_t i, int64_t lanes) {
-  return div(exp(sub(z.at(i, lanes), set1(d.max))), set1(d.sum));
+  return div(exp_at_most_1(sub(z.at(i, lanes), set1(d.max))), set1(d.sum));
 }
 
 // centring_mass() of vectors.
@@ -181,19 +186,20 @@ void full_gradient(float* row, const float* ref, int64_t vocabulary, int32_t tar
                    float kl_weight, float temperature, const Centre* centre) {
   const Scaled z{row, temperature}, zq{ref, temperature};
   const vf m = set1(d.max), sum = set1(d.sum), log_sum = set1(d.log_sum), h = set1(d.entropy()), t = set1(temperature);
-  const float pt = exp1(z.at(target) - d.max) / d.sum;
+  const float pt = exp_at_most_1(z.at(target) - d.max) / d.sum;
   float at_target = coefficient + pt * (-coefficient + entropy_weight * (d.logprob(z.at(target)) + d.entropy()));
   if (forward)
-    at_target += kl_weight * (pt - exp1(zq.at(target) - q.max) / q.sum);
+    at_target += kl_weight * (pt - exp_at_most_1(zq.at(target) - q.max) / q.sum);
   else if (ref)
     at_target += pt * kl_weight * (d.logprob(z.at(target)) - q.logprob(zq.at(target)) - kl);
   if (centre) {
-    const float c = pare::centring_mass(centre->spec, pt, exp1(centre->z.at(target) - centre->q.max) / centre->q.sum);
+    const float c =
+        pare::centring_mass(centre->spec, pt, exp_at_most_1(centre->z.at(target) - centre->q.max) / centre->q.sum);
     at_target = __builtin_fmaf(centre->weight, __builtin_fmaf(-centre->sum, pt, c), at_target);
   }
   for_vectors(
       vocabulary, PARE_LANES_AT(i) {
-        const vf x = sub(z.at(i, lanes), m), p = div(exp(x), sum), log_p = sub(x, log_sum);
+        const vf x = sub(z.at(i, lanes), m), p = div(exp_at_most_1(x), sum), log_p = sub(x, log_sum);
         vf g = fma(set1(entropy_weight), add(log_p, h), set1(-coefficient));
         if (ref && !forward) {
           const vf log_q = sub(sub(zq.at(i, lanes), set1(q.max)), set1(q.log_sum));
@@ -218,7 +224,7 @@ float kl_to(const Scaled& z, const Scaled& zq, const Distribution& d, const Dist
     vf acc = zero();
     for_vectors(
         n, PARE_LANES_AT(i) {
-          const vf x = sub(z.at(first + i, lanes), set1(d.max)), p = div(exp(x), set1(d.sum));
+          const vf x = sub(z.at(first + i, lanes), set1(d.max)), p = div(exp_at_most_1(x), set1(d.sum));
           const vf log_p = sub(x, set1(d.log_sum));
           const vf log_q = sub(sub(zq.at(first + i, lanes), set1(q.max)), set1(q.log_sum));
           const vf here = select(first_lanes(lanes), fma(p, sub(log_p, log_q), acc), acc);
@@ -319,7 +325,8 @@ void overlap(float* overlap, float* mass, const float* p, const float* q, int64_
   if (n_common < 0) return;
   float chain = 0;
   for (int64_t i = 0; i < n_common; i++) {
-    const float pl = exp1(zp.at(common[i]) - dp.max) / dp.sum / lambda, qi = exp1(zq.at(common[i]) - dq.max) / dq.sum;
+    const float pl = exp_at_most_1(zp.at(common[i]) - dp.max) / dp.sum / lambda,
+                qi = exp_at_most_1(zq.at(common[i]) - dq.max) / dq.sum;
     chain += pl < qi ? pl : qi;
   }
   *mass = chain;
