@@ -71,7 +71,9 @@ class Epilogue {
   Share part_;          // of k; of one, if parts are not apart
   unsigned tiles_ = 0;  // that have been added to residuals
   NewSlots slots_;
-  int warp_ = uniform(threadIdx.x / 32);  // for addresses of boxes: they lie in uniform registers
+  // For addresses of boxes, which then lie in uniform registers.  If of_warp() used it too, tiles of 256 x 192 would
+  // spill.
+  int warp_ = uniform(threadIdx.x / 32);
 
  public:
   __device__ Epilogue(const Product& p, const ResultMaps& maps, typename Block::Shared& shared, Share part)

@@ -58,9 +58,10 @@ __global__ void products(float* d, const uint16_t* a, const uint16_t* b) {
   for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + t + i % 2] = sum[i];
 }
 
-__global__ void exp2_of(float* x, int n) {
+template <bool kBase2>
+__global__ void exponentials(float* x, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) x[i] = exp2_f32(x[i]);
+  if (i < n) x[i] = kBase2 ? exp2_f32(x[i]) : exp_at_most_1(x[i]);
 }
 
 }  // namespace
@@ -88,7 +89,10 @@ void multiply(float* d, const uint16_t* a, const uint16_t* b, int n) {
 }
 
 void exp2_in_place(float* x, int n) {
-  launch("exp2_in_place", exp2_of, {.grid = blocks("exp2_in_place", n, 128), .block = 128}, {}, x, n);
+  launch("exp2_in_place", exponentials<true>, {.grid = blocks("exp2_in_place", n, 128), .block = 128}, {}, x, n);
+}
+void exp_at_most_1_in_place(float* x, int n) {
+  launch("exp_at_most_1", exponentials<false>, {.grid = blocks("exp_at_most_1", n, 128), .block = 128}, {}, x, n);
 }
 
 }  // namespace pare::test::ptx

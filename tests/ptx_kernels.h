@@ -14,8 +14,9 @@ void copy_groups(uint32_t* out, const uint32_t* in);
 void load_matrices(uint32_t* out, const uint16_t* rows, const int32_t* row, bool transposed);
 // d[i] += a[i] b[i], i < n: a [n][16][16] and b [n][8][16] (by columns) of bf16, d [n][16][8].
 void multiply(float* d, const uint16_t* a, const uint16_t* b, int n);
-// x[i] = exp2_f32(x[i]) (cuda/math.cuh), i < n.
+// x[i] = exp2_f32(x[i]), or exp_at_most_1(x[i]) (cuda/math.cuh), i < n.
 void exp2_in_place(float* x, int n);
+void exp_at_most_1_in_place(float* x, int n);
 
 // ---- compute capability 9.0 (ptx90_kernels.cu)
 bool waits_for_mbarriers();  // has the code that the device runs kernels that do?

@@ -21,6 +21,8 @@
 
 #include "base/file.h"
 #include "base/rng.h"
+#include "cpu/cpu.h"
+#include "cpu/kernels.h"
 #include "kernels.h"
 #include "ptx_kernels.h"
 #ifdef PARE_CUDA_TESTS
@@ -363,6 +365,23 @@ TEST(Ptx, Exp2IsAccurate) {
   }
   EXPECT_LE(most, 1.02);
   EXPECT_GE(most, 0.9) << "the worst places have not been tried";
+}
+
+// (No instruction of PTX, either.)  The exponential of softmaxes over logits, below 0: every 4001st float.
+TEST(Ptx, ExpAtMost1HasTheBitsOfTheCpu) {
+  std::vector<float> in = {0, -0.f, -103.9f, -104, -105, -INFINITY, NAN};
+  for (uint64_t bits = 0; bits <= std::bit_cast<uint32_t>(INFINITY); bits += 4001)
+    in.push_back(-std::bit_cast<float>(static_cast<uint32_t>(bits)));
+  std::vector<float> expected(in.size());
+  cpu_kernels().exp_at_most_1(expected.data(), in.data(), static_cast<int64_t>(in.size()));
+  Memory<float> x(in);
+  ptx::exp_at_most_1_in_place(x.data(), static_cast<int>(in.size()));
+  const std::vector<float> out = x.values();
+  size_t different = 0;
+  for (size_t i = 0; i < in.size(); i++)
+    different += std::isnan(in[i]) ? !std::isnan(out[i])
+                                   : std::bit_cast<uint32_t>(out[i]) != std::bit_cast<uint32_t>(expected[i]);
+  EXPECT_EQ(different, 0u) << "of " << in.size();
 }
 
 // The copies and loads as the PTX manual describes them.
