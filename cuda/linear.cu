@@ -52,7 +52,7 @@ struct Forward {
   int64_t y_stride, x_stride, residual_stride;
   int rows, columns, depth, part;  // values of k in a part
   bool pairs;                      // y and residual have 4-byte words in even columns
-  // From LinearParts, if each part of k has a block of its own; else null.
+  // From LinearParts, if parts of k have blocks of their own; else null.
   float* sums;
   unsigned* arrivals;
 
@@ -65,7 +65,8 @@ struct Forward {
     return pairs && columns % 2 == 0 && suits(y, y_stride) && (!residual || suits(residual, residual_stride));
   }
   // The number of such parts, or 0.
-  int apart() const { return !kTranspose && sums ? ceil_div(depth, part) : 0; }
+  __host__ __device__ int apart() const { return !kTranspose && sums ? ceil_div(depth, part) : 0; }
+  PartsApart parts_apart() const { return {std::max(1, apart())}; }
   // Returns the place of a part's sums at an even column and the next.
   __device__ float2* sum_of_part(int part, int row, int column) const requires(!kTranspose) {
     return reinterpret_cast<float2*>(sums + (int64_t{part} * rows + row) * round_up(columns, 2) + column);
@@ -167,6 +168,18 @@ struct Normed : Forward<bf16, false> {
   static constexpr bool stores_by_boxes() { return false; }  // the last block reads y
 };
 
+// dx, whose parts are added in turn.
+struct InTurn : Forward<bf16, true> {
+  int parts_in_turn;
+  int* tickets;  // of the blocks
+
+  PartsApart parts_apart() const { return {parts_in_turn, true}; }
+  template <class F>
+  __device__ void with_addends(F f) const {
+    f(false, false);
+  }
+};
+
 // dw[o][i] += sum over rows n of dy[n][o] and x[n][i]; in f32 the chain begins with dw[o][i].
 template <class T>
 struct WeightGradient {
@@ -184,7 +197,8 @@ struct WeightGradient {
   static constexpr int part = kLinearPart;  // a launch in bf16 has no more rows
   bool pairs;                               // dw has 8-byte words in even columns
 
-  static constexpr int apart() { return 0; }
+  __host__ __device__ static constexpr int apart() { return 0; }
+  static constexpr PartsApart parts_apart() { return {}; }
   Results<float> results() const { return {dw, columns, columns}; }
   // Returns true if tensor copies can add to dw.
   bool stores_by_boxes() const { return columns % 4 == 0 && reinterpret_cast<uintptr_t>(dw) % 16 == 0; }
@@ -323,8 +337,7 @@ void multiply_by_mma(const char* op, const Forward<bf16, kTranspose>& p, Stream 
 // ---- which kernel multiplies in bf16 (on compute capability 9.0 the bits are the same)
 template <bool kParts, const std::initializer_list<WgmmaTile>& kTiles, class Product>
 void multiply_by_wgmma(const char* op, const Product& p, Stream stream) {
-  const WgmmaTile tile =
-      best_tile(kTiles, p.rows, p.columns, p.depth, machine().multiprocessors, std::max(1, p.apart()));
+  const WgmmaTile tile = best_tile(kTiles, p.rows, p.columns, p.depth, machine().multiprocessors, p.parts_apart());
   const auto try_tile = [&]<size_t i>(std::integral_constant<size_t, i>) {
     constexpr WgmmaTile t = kTiles.begin()[i];
     if (tile.rows != t.rows || tile.columns != t.columns) return false;
@@ -423,6 +436,19 @@ bool multiply_and_gate(const char* op, const Forward<bf16, false>& p, const Line
   if (p.rows > 0) multiply_by_wgmma<false, kGatedTiles>(op, gated, stream);
   return true;
 }
+// Computes dx by parts in turn; returns false if these shapes have none, or are sooner computed otherwise.
+bool multiply_in_turn(const char* op, const Forward<bf16, true>& p, const LinearBwdInput& a, Stream stream) {
+  if (a.accumulate || !takes_wgmma(true) || !takes_tensor_copies(a.dy, a.w) || !p.stores_by_boxes() ||
+      !linear_takes_turns(p.rows, p.columns, p.depth, machine().multiprocessors))
+    return false;
+  InTurn turns{p, ceil_div(p.depth, p.part), {}};
+  turns.sums = a.parts.sums.as<float>();
+  turns.tickets = reinterpret_cast<int*>(turns.sums + linear_turn_sums(p.rows, p.columns, p.depth) - kTurnBlocks);
+  turns.arrivals = reinterpret_cast<unsigned*>(a.parts.arrivals.as<int32_t>());
+  expect(machine().multiprocessors <= kTurnBlocks, op, ": ", machine().multiprocessors, " blocks at once");
+  multiply_by_wgmma<false, kTurnTiles>(op, turns, stream);
+  return true;
+}
 // Computes logits and the sums of their tiles by one kernel; returns false if these shapes have none.
 bool multiply_and_sum(const char* op, const Forward<bf16, false>& p, const LinearFwd& a, Stream stream) {
   const VocabSums& sums = a.vocab_sums;
@@ -490,6 +516,8 @@ bool multiply_and_write(const KvWrite& a, Stream stream) {
 void linear_bwd_input(const LinearBwdInput& a, Stream stream) {
   with_act("linear_bwd_input", a.dy, [&](auto type) {
     const auto p = forward_product<decltype(type), true>(a.dx, a.dy, a.w, {}, a.accumulate ? a.dx : Tensor{}, {});
+    if constexpr (std::is_same_v<decltype(type), bf16>)
+      if (a.parts.sums && multiply_in_turn("linear_bwd_input", p, a, stream)) return;
     multiply_forward("linear_bwd_input", p, a.dy, a.w, stream);
   });
 }

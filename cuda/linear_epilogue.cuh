@@ -99,9 +99,11 @@ class Epilogue {
   // Returns true if results leave by boxes, or as sums of the vocabulary: then tiles follow one another.  The other
   // ways would take registers from the loop over tiles, so a block has one tile.
   __device__ bool has_tiles() const { return Block::kHead || by_boxes(); }
-  // Finishes one of several tiles.
-  __device__ __forceinline__ void finish_tile(Total& total, int2 tile) {
+  // Finishes one of several tiles, or in turn this part of one.  place: of the tile in its part.
+  __device__ __forceinline__ void finish_tile(Total& total, int2 tile, int part, int place) {
     const int row = of_warp(tile).x, column = of_warp(tile).y;
+    if constexpr (Block::kInTurn)
+      if (!add_in_turn(total[0], part, place)) return;
     if constexpr (Block::kHead) {
       if (p_.stores) store(total, row, column, false, false);
       sum_up(total, row, column);
@@ -128,7 +130,7 @@ class Epilogue {
   }
 
  private:
-  __device__ bool by_boxes() const { return Block::kGated || maps_.by_boxes; }
+  __device__ bool by_boxes() const { return Block::kGated || Block::kInTurn || maps_.by_boxes; }
   __device__ bool adds_to_boxes() const {
     if constexpr (Block::kResidual) return by_boxes() && p_.residual;
     return false;
@@ -136,6 +138,40 @@ class Epilogue {
   __device__ int2 of_warp(int2 tile) const {
     const int warp = threadIdx.x / 32;
     return {tile.x + warp / 4 * kDown * 64 + warp % 4 * 16, Block::Stage::kHalves ? tile.y / 2 : tile.y};
+  }
+
+  // Adds the results of a part to those before it, in turn; returns true if they are complete.  place: the tile's.
+  __device__ __forceinline__ bool add_in_turn(Accumulator<kColumns>& sum, int part, int place) {
+    constexpr int kFours = kColumns / 8, kTogether = 8;  // of a lane; that are loaded at once
+    const int lane = threadIdx.x % 32, warp = place * Block::kConsumers + static_cast<int>(threadIdx.x / 32);
+    auto* const sums = reinterpret_cast<float4*>(p_.sums) + int64_t{warp} * kFours * 32 + lane;
+    int* const turn = reinterpret_cast<int*>(p_.arrivals) + warp;
+    const bool complete = part + 1 == p_.parts_in_turn;
+    if (part > 0) {
+      if (lane == 0) await_turn(turn, part);
+      __syncwarp();
+#pragma unroll
+      for (int first = 0; first < kFours; first += kTogether) {
+        float4 before[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; i++) before[i] = sums[(first + i) * 32];
+#pragma unroll
+        for (int i = 0; i < kTogether; i++) {
+          float(&x)[4] = sum.tile[first + i];
+          x[0] = before[i].x + x[0];
+          x[1] = before[i].y + x[1];
+          x[2] = before[i].z + x[2];
+          x[3] = before[i].w + x[3];
+        }
+      }
+    }
+    if (!complete)
+#pragma unroll
+      for (int i = 0; i < kFours; i++)
+        sums[i * 32] = make_float4(sum.tile[i][0], sum.tile[i][1], sum.tile[i][2], sum.tile[i][3]);
+    __syncwarp();
+    if (lane == 0) end_turn(turn, complete ? -part : 1);
+    return complete;
   }
 
   // ---- boxes.  Where results are added to a residual, its boxes come by tensor copies to where those of the results

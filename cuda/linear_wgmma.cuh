@@ -13,7 +13,8 @@
 //
 // The two blocks of a cluster compute neighbouring tiles of the same columns.  Each copies its own rows of a, and half
 // of b to both: L2 supplies b once for both.  Or the blocks of a cluster compute the parts of k of one tile and leave
-// them in memory (L2); each then adds up the parts of a share of the tile.
+// them in memory (L2); each then adds up the parts of a share of the tile.  Or a tile is one part of k, part 0 of all
+// tiles first, and warps add theirs in turn to what those of the part before have left.
 //
 // Order: the sum of a part is a chain of wgmma over k16 steps, ascending from +0; one wgmma rounds like one mma.sync.
 //
@@ -149,7 +150,8 @@ struct WgmmaRowStage {
 template <int kRows, int kTileColumns, bool kParts, class Product>
 struct WgmmaBlock {
   using Stage = typename Product::template WgmmaStage<kRows, kTileColumns>;
-  static constexpr int kColumns = kTileColumns, kDown = kRows > 128 ? 2 : 1,
+  static constexpr bool kAddsParts = kParts;
+  static constexpr int kTileRows = kRows, kColumns = kTileColumns, kDown = kRows > 128 ? 2 : 1,
                        kSums = kColumns / 2 * kDown * (kParts ? 2 : 1);
   static_assert(kSums <= 192);
   static constexpr bool kGives = kSums > 128;
@@ -159,8 +161,10 @@ struct WgmmaBlock {
   static constexpr int kConsumers = kRows / kDown / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
   static constexpr bool kAdds = std::is_same_v<typename Product::Result, float>;  // results of twice the bytes
   static constexpr bool kHead = requires(const Product& p) { p.tiles; };
+  // The parts of k are added in turn.
+  static constexpr bool kInTurn = requires(const Product& p) { p.parts_in_turn; };
   // The results may be added to a residual.
-  static constexpr bool kResidual = !Stage::kHalves && !kHead && requires(const Product& p) { p.residual; };
+  static constexpr bool kResidual = !Stage::kHalves && !kHead && !kInTurn && requires(const Product& p) { p.residual; };
   // The parts of k may be apart.
   static constexpr bool kApart = !kParts && !Stage::kHalves && !kHead && requires(const Product& p) {
     p.sum_of_part(0, 0, 0);
@@ -193,21 +197,44 @@ struct WgmmaMaps {
 
 // The tiles of a product, numbered so that up to 16 that lie one above another are computed at a time: L2 then has
 // their rows and columns for all of them.  The blocks of a cluster share number i.  A tile may lie beyond the rows: its
-// block copies its share like any other.
-template <int kRows, int kColumns>
+// block copies its share like any other.  In turn each part has such tiles, one part after another.
+template <class Block, class Product>
 struct WgmmaTiles {
-  int rows, columns;  // of the product
-  Share share;
+  static constexpr int kRows = Block::kTileRows, kColumns = Block::kColumns;
+  static constexpr bool kInTurn = Block::kInTurn;
 
-  __device__ int down() const { return ceil_div(rows, kRows * share.blocks); }
-  __device__ int across() const { return ceil_div(columns, kColumns); }
-  __device__ int count() const { return down() * across(); }
+  const Product& p;
+  Share share, parts;  // of a tile's blocks; of the parts of k, if those are the blocks of a cluster
+
+  __device__ int down() const { return ceil_div(p.rows, kRows * share.blocks); }
+  __device__ int across() const { return ceil_div(p.columns, kColumns); }
+  __device__ int of_part() const { return down() * across(); }
+  __device__ int count() const { return kInTurn ? of_part() * ceil_div(p.depth, p.part) : of_part(); }
   // Returns the first row and column of the block's tile.
   __device__ __forceinline__ int2 operator[](int i) const {
+    if constexpr (kInTurn) i %= of_part();
     const int band_rows = 16 / share.blocks, band = i / (band_rows * across()), in_band = i % (band_rows * across()),
               rows_here = min(band_rows, down() - band * band_rows);
     return {((band * band_rows + in_band % rows_here) * share.blocks + share.rank) * kRows,
             in_band / rows_here * kColumns};
+  }
+  __device__ int part(int i) const { return kInTurn ? i / of_part() : parts.rank; }
+  // Returns the number of the block's tile among those of its part.
+  __device__ int place(int i) const { return i % of_part() * share.blocks + share.rank; }
+  // Returns the values of k: the first, and how many.
+  __device__ int first_k(int i) const { return part(i) * p.part; }
+  __device__ int depth(int i) const { return Block::kAddsParts ? p.depth : min(p.part, p.depth - first_k(i)); }
+
+  // Returns the tiles of this block, or of its cluster; called by all of its threads.
+  __device__ UnitsInTurn mine() const {
+    const int block = blockIdx.x, blocks = gridDim.x;
+    if constexpr (kInTurn) {
+      if (threadIdx.x == 0 && share.rank == 0)
+        p.tickets[block] = static_cast<int>(atomicInc(p.arrivals + kLinearTiles - 1, blocks - 1));
+      share.blocks > 1 ? cluster_sync() : __syncthreads();
+      return units_in_turn(p.tickets[block], blocks, count());
+    }
+    return {block, count(), blocks};
   }
 };
 
@@ -239,13 +266,11 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   auto& shared = *dynamic_smem<typename Block::Shared>();
   auto& ring = shared.ring;
   const Share cluster{static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y)}, alone{0, 1};
-  bool apart = false;
-  if constexpr (Block::kApart) apart = p.sums;
-  const Share share = apart ? alone : cluster, part = apart ? cluster : alone;
-  const WgmmaTiles<kRows, kColumns> tiles{p.rows, p.columns, share};
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_tile = blockIdx.x, next_tile = gridDim.x,
-            first_k = apart ? part.rank * p.part : 0, depth = apart ? min(p.part, p.depth - first_k) : p.depth;
-  Epilogue<Block, Product> epilogue(p, maps.results, shared, part);
+  const bool apart = Block::kApart && p.apart() > 0;
+  const Share share = apart ? alone : cluster, parts = apart ? cluster : alone;
+  const WgmmaTiles<Block, Product> tiles{p, share, parts};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  Epilogue<Block, Product> epilogue(p, maps.results, shared, parts);
   if (threadIdx.x == 0) {
     prefetch_map(maps.a);
     prefetch_map(maps.b);
@@ -256,16 +281,19 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   }
   share.blocks > 1 ? cluster_sync() : __syncthreads();  // no block is reached before its barriers are there
   await_kernel_before();
+  const UnitsInTurn mine = tiles.mine();
+  const auto is_mine = [&](int t) { return t < (Block::kInTurn ? mine.end : tiles.count()); };  // not in a register
 
   if (warp >= Block::kConsumers) {
     if constexpr (Block::kGives) fewer_registers<40>();
     if (lane == 0 && warp == Block::kConsumers)
-      for (int filling = 0, t = first_tile; t < tiles.count(); t += next_tile) {
+      for (int filling = 0, t = mine.first; is_mine(t); t += mine.step) {
         const int2 at = tiles[t];
-        for (int k = 0; k < depth; k += kWgmmaDepth, filling++) {
+        const int first_k = tiles.first_k(t), end = first_k + tiles.depth(t);
+        for (int k = first_k; k < end; k += kWgmmaDepth, filling++) {
           Mbarrier* const full = ring.await_empty(filling);
           mbarrier_arrive_expect(full, sizeof(Stage));
-          ring[filling].copy(p, maps.a, maps.b, at.x, at.y, first_k + k, full, share);
+          ring[filling].copy(p, maps.a, maps.b, at.x, at.y, k, full, share);
         }
       }
     __syncwarp();  // whole warps meet, after the lane that copied
@@ -280,7 +308,7 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   Accumulator<kColumns> sums[kParts ? 2 : 1][kDown];
   auto &sum = sums[0], &total = sums[kParts];
   const uint64_t a = further(ring[0].a(), uniform(warp / 4) * kDown * kNextRows), b = ring[0].b();
-  for (int filling = 0, t = first_tile; t < tiles.count(); t += next_tile) {
+  for (int filling = 0, t = mine.first; is_mine(t); t += mine.step) {
     epilogue.begin(tiles[t]);
     if constexpr (kParts)
 #pragma unroll
@@ -288,12 +316,12 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
         total[m] = {};
         sum[m] = {};  // so it needs no registers as a tile is finished
       }
-    for (int k = 0; k < depth;) {
+    for (int k = 0, depth = tiles.depth(t); k < depth;) {
       const int first_of_part = k, end = kParts ? min(depth, k + p.part) : depth;
       for (; k < end; k += kWgmmaDepth, filling++) {
         ring.await_full(filling);
         multiply_stage<Stage>(sum, ring.matrix(a, filling), ring.matrix(b, filling), k > first_of_part);
-        if (lane < share.blocks) ring.release_to(cluster.rank - share.rank + lane, filling);
+        if (lane < share.blocks) ring.release_to(parts.rank + lane, filling);
       }
 #pragma unroll
       for (int m = 0; m < kDown; m++)
@@ -303,9 +331,9 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
           total[m].for_each([](int, int, float& x) { x += 0.f; });  // +0 + x
     }
     if (!epilogue.has_tiles()) break;
-    epilogue.finish_tile(total, tiles[t]);
+    epilogue.finish_tile(total, tiles[t], tiles.part(t), tiles.place(t));
   }
-  epilogue.end(total, tiles[first_tile]);
+  epilogue.end(total, tiles[mine.first]);
   norm_as_last(p, Block::kConsumers, shared.last);
   if (share.blocks > 1) cluster_sync();  // none leaves while others reach it
 #else
@@ -321,7 +349,8 @@ void launch_wgmma(const char* op, int cluster, const Product& p, Stream stream) 
          " blocks cannot share tiles of ", kRows, " x ", kColumns);
   const auto [a, b] = Block::Stage::maps(op, p, cluster);
   const WgmmaMaps maps{a, b, result_maps<Block>(op, p)};
-  const unsigned tiles = blocks(op, int64_t{blocks(op, p.rows, kRows * cluster)} * blocks(op, p.columns, kColumns), 1),
+  const int64_t of_part = int64_t{blocks(op, p.rows, kRows * cluster)} * blocks(op, p.columns, kColumns);
+  const unsigned tiles = blocks(op, Block::kInTurn ? of_part * ceil_div(p.depth, p.part) : of_part, 1),
                  at_once = static_cast<unsigned>(machine().multiprocessors / cluster * Block::kBlocks),
                  in_cluster = static_cast<unsigned>(std::max(cluster, p.apart()));
   launch(op, multiply_wgmma<kRows, kColumns, kParts, Product>,

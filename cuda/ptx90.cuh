@@ -179,6 +179,18 @@ __device__ __forceinline__ void end_turn(int* turn, int further) {
 __device__ __forceinline__ int take_ticket(int* tickets) {
   return __shfl_sync(kAllLanes, threadIdx.x % 32 == 0 ? atomicAdd(tickets, 1) : 0, 0);
 }
+// The work of the block with this ticket: `step` units apart, each of which may await the turn of any before it.  All
+// blocks run at once, but the emulation runs one after another, so its blocks take units that follow one another.
+struct UnitsInTurn {
+  int first, end, step;
+};
+__device__ __forceinline__ UnitsInTurn units_in_turn(int ticket, int blocks, int units) {
+#ifdef CUEMU
+  return {units * ticket / blocks, units * (ticket + 1) / blocks, 1};
+#else
+  return {ticket, units, blocks};
+#endif
+}
 // Returns true if a block that takes tickets until there are none is to stop: in the emulation it leaves some to the
 // blocks after it, so that turns are between blocks.
 __device__ __forceinline__ bool leaves_tickets() {

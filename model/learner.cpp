@@ -451,6 +451,14 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
                kl = arena.alloc("kl", model_.stat, {rows}), clipped = arena.alloc("clipped", DType::i32, {rows}),
                hash = options_.hashes ? arena.alloc("hashes of logits", DType::i32, {rows, 2}) : Tensor{};
 
+  LinearParts parts;
+  const int64_t sums =
+      linear_turn_sums(std::ranges::max(head.chunks, {}, &Chunk::n).n, model_.config.hidden, model_.config.vocab);
+  if (sums > 0 && model_.dtype == DType::bf16) {
+    parts = {arena.alloc("sums of d head input", model_.stat, {sums}),
+             arena.alloc("parts of d head input", DType::i32, {kLinearTiles})};
+    device.zero({parts.arrivals});
+  }
   for (const Chunk& c : head.chunks) {
     const ArenaScope scope(arena);
     const Tensor h = head.input(c, pass.hidden),
@@ -480,7 +488,7 @@ void Learner::head_loss(const PackedBatch& batch, const std::vector<Group>& grou
                         .spec = spec,
                         .tiles = tiles});
     if (head_) device.linear_bwd_weight({.dw = head_, .dbias = {}, .dy = logits, .x = h});
-    device.linear_bwd_input({.dx = dh, .dy = logits, .w = model_.head, .accumulate = false});
+    device.linear_bwd_input({.dx = dh, .dy = logits, .w = model_.head, .accumulate = false, .parts = parts});
     device.scatter_add_rows({.y = pass.d_hidden, .x = dh, .index = c.of(head.row)});
   }
 

@@ -486,8 +486,9 @@ TEST(CudaBf16, TilesAreThoseOfTheModelOfTheirTime) {
                            {128, 1536, 8960, {128, 64}},
                            {256, 1536, 8960, {128, 128}},
                            {512, 1536, 8960, {128, 256}}})
-    EXPECT_EQ(best_tile(kOnePartTiles, p.rows, p.columns, p.depth, 132, linear_parts_apart(p.rows, p.columns, p.depth)),
-              p.tile)
+    EXPECT_EQ(
+        best_tile(kOnePartTiles, p.rows, p.columns, p.depth, 132, {linear_parts_apart(p.rows, p.columns, p.depth)}),
+        p.tile)
         << p.rows << " x " << p.columns;
   for (const Product& p :
        {Product{1024, 1536, 8960, {128, 128}}, {4096, 1536, 8960, {128, 192, 2}}, {4096, 1536, 17920, {128, 192, 2}}})
@@ -593,6 +594,38 @@ TEST(CudaBf16, PartsApartHaveTheSameBits) {
       same_bits(n, i, o, gap);
     in_all_orders([&] { same_bits(70, 2120, 24, 0); });
   }
+  ask_for(TensorKernel::choose);
+}
+
+// Nor on whether dx's are added in turn.
+TEST(CudaBf16, PartsInTurnHaveTheSameBits) {
+  if (!ask_for(TensorKernel::wgmma)) GTEST_SKIP() << "this device has one kernel";
+  const auto same_bits = [](int64_t n, int64_t i, int64_t o, int64_t gap) {
+    SCOPED_TRACE(cat(n, " rows, ", o, " to ", i, ", gap ", gap));
+    Call t(table_kernels, DType::bf16);
+    const Weight w = t.weight("w", o, i);
+    const Tensor dy = t.act("dy", {n, o}, gap);
+    const LinearParts parts{t.stat_scratch("sums", {linear_turn_sums(n, i, o)}),
+                            t.index("arrivals", {kLinearTiles}, std::vector<int32_t>(kLinearTiles))};
+    t.table.linear_bwd_input({t.act_out("dx", {n, i}, gap), dy, w, false}, {});
+    for (const WgmmaTile& tile : kTurnTiles) {  // the second finds the sums of the first
+      asked_tile = tile;
+      const std::string name = cat("by clusters of ", tile.cluster);
+      t.table.linear_bwd_input({t.act_out(name, {n, i}, gap), dy, w, false, parts}, {});
+      asked_tile.reset();
+      EXPECT_TRUE(t[name].bits() == t["dx"].bits()) << name;
+      EXPECT_TRUE(t[name].zones_intact()) << name;
+      for (int64_t e = 0; e < kLinearTiles; e++) ASSERT_EQ(t["arrivals"].get(e), 0) << e;
+    }
+    EXPECT_TRUE(t["arrivals"].zones_intact());
+    EXPECT_TRUE(t["sums"].zones_intact());
+  };
+  for (const auto& [n, i, o, gap] : {std::array<int64_t, 4>{1, 8, 2056, 0},
+                                     {65, 264, 4104, 8},    // two tiles, the second of one column
+                                     {129, 72, 2056, 0},    // two tiles, the second of one row
+                                     {257, 264, 2056, 0}})  // six tiles, or eight
+    same_bits(n, i, o, gap);
+  in_all_orders([&] { same_bits(129, 8, 2056, 0); });
   ask_for(TensorKernel::choose);
 }
 

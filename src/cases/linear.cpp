@@ -46,8 +46,11 @@ Call linear_bwd_input(Operands& o, const Dims& d) {
   choose_kernel(o, d);
   const int64_t M = d["M"], N = d["N"], K = d["K"], gap = d["gap"];
   const bool accumulate = d["accumulate"];
-  return LinearBwdInput{accumulate ? o.inout("dx", {M, K}, gap) : o.out("dx", {M, K}, gap), o.in("dy", {M, N}, gap),
-                        o.weight("w", N, K), accumulate};
+  LinearBwdInput a{accumulate ? o.inout("dx", {M, K}, gap) : o.out("dx", {M, K}, gap), o.in("dy", {M, N}, gap),
+                   o.weight("w", N, K), accumulate};
+  if (const int64_t n = linear_turn_sums(M, K, N); n > 0 && o.act == DType::bf16 && d["in_turn"] && !accumulate)
+    a.parts = {o.stat_scratch("sums", {n}), o.index("arrivals", {kLinearTiles}, std::vector<int32_t>(kLinearTiles))};
+  return a;
 }
 Call linear_bwd_weight(Operands& o, const Dims& d) {
   choose_kernel(o, d);
@@ -109,7 +112,13 @@ std::vector<OpCase> linear_cases() {
             "M=5,N=33,K=65,residual=1,norm=1", "M=16,N=72,K=2056,residual=1,in_place=1,norm=1"},
            linear_fwd},
           {"linear_bwd_input",
-           {m, n, k, {"accumulate", 0, "1: adds to dx", 0}, kKernel, kGap},
+           {m,
+            n,
+            k,
+            {"accumulate", 0, "1: adds to dx", 0},
+            kKernel,
+            kGap,
+            edge("in_turn", "1: memory for parts of k that are added in turn, as for an LM head", 1)},
            {"M=1,N=1,K=1", "M=1,N=3,K=17", "M=2,N=16,K=64,accumulate=1", "M=3,N=17,K=65,gap=5,accumulate=1",
             "M=5,N=33,K=31,accumulate=1", "M=13,N=15,K=63,gap=3,accumulate=1", "M=17,N=67,K=130",
             "M=65,N=48,K=40,gap=16,accumulate=1", "M=130,N=129,K=19,gap=1"},

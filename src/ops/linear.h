@@ -77,15 +77,22 @@ constexpr int64_t linear_parts(int64_t columns, int64_t depth) {
   return part > 0 ? (depth + part - 1) / part : 0;
 }
 
-// Memory in which different blocks of a kernel leave the parts of a y of few rows, which they then add up: decoding
-// with a narrow layer has too few tiles for a GPU.  No bit depends on it.  Calls that may run at the same time, in two
-// streams, need a LinearParts each.
+constexpr int64_t kLinearTiles = 1024;
+// Memory in which different blocks of a kernel leave parts, which they then add up, for results with too few tiles for
+// a GPU: y of few rows and a narrow layer, as in decoding, and dx of an LM head.  No bit depends on it.  Calls that may
+// run at the same time, in two streams, need a LinearParts each.
 struct LinearParts {
-  Tensor sums;      // stat [linear_sums(N, O, I)] or more, scratch
-  Tensor arrivals;  // i32 [kLinearTiles], zeros before and after each call: blocks that have arrived, by tile
+  Tensor sums;      // stat [linear_sums(N, O, I)], of dx [linear_turn_sums(N, I, O)], or more; scratch
+  Tensor arrivals;  // i32 [kLinearTiles], zeros before and after each call: blocks that have arrived, by tile; of dx
+                    // parts that have been added, by warp.  The last counts blocks for a norm, or for tickets.
+  // Checks the memory for `least` sums.
+  void check(Contract& c, int64_t least) const {
+    c.stat("sums", sums, {sums.shape[0]});
+    c.that(sums.size() >= least, "sums has ", sums.size(), " elements, expected ", least, " at least");
+    c.index("arrivals", arrivals, {kLinearTiles});
+  }
 };
-constexpr int64_t kLinearTiles = 1024;  // (the last is for a norm behind the product)
-constexpr int64_t kApartRows = 512;     // more rows have tiles enough
+constexpr int64_t kApartRows = 512;  // more rows have tiles enough
 // The number of parts that can be apart so: 0 where they cannot, or there is one.
 constexpr int64_t linear_parts_apart(int64_t rows, int64_t columns, int64_t depth) {
   const int64_t parts = linear_parts(columns, depth);
@@ -93,6 +100,22 @@ constexpr int64_t linear_parts_apart(int64_t rows, int64_t columns, int64_t dept
 }
 constexpr int64_t linear_sums(int64_t rows, int64_t columns, int64_t depth) {
   return linear_parts_apart(rows, columns, depth) * rows * ((columns + 1) / 2 * 2);
+}
+// Dozens of parts, as of an LM head's dx, are added in turn: a block computes a part of a tile of 128 x 256, and its 8
+// warps add it to the sums that the part before has left.  Returns the elements of those sums, and of the tickets after
+// them; 0: there are tiles enough, or one part.
+constexpr int64_t kTurnBlocks = 512;  // that have tickets
+constexpr int64_t linear_turn_sums(int64_t rows, int64_t columns, int64_t depth) {
+  const int64_t results = (rows + 255) / 256 * 256 * ((columns + 255) / 256 * 256), warps = results / (128 * 256 / 8);
+  return rows > 0 && linear_parts(columns, depth) > 1 && warps < kLinearTiles ? results + kTurnBlocks : 0;
+}
+// Returns true if parts are added in turn: if that takes less time.
+inline bool linear_takes_turns(int64_t rows, int64_t columns, int64_t depth, int multiprocessors) {
+  if (linear_turn_sums(rows, columns, depth) == 0) return false;
+  if (asked_tile) return std::ranges::find(kTurnTiles, *asked_tile) != kTurnTiles.end();
+  const PartsApart apart{linear_parts(columns, depth), true};
+  return tile_stretch(kTurnTiles, rows, columns, depth, multiprocessors, apart) <
+         tile_stretch(kPartsTiles, rows, columns, depth, multiprocessors);
 }
 
 // Up to so many rows of bf16, the block of a product that is the last to end norms them sooner than another kernel.
@@ -143,11 +166,7 @@ struct LinearFwd {
       c.that(!vocab_sums.tiles && !swiglu, "y is normed, expected it without tiles or SwiGLU");
       c.index("arrivals", parts.arrivals, {kLinearTiles});
     }
-    if (!parts.sums) return;
-    const int64_t least = linear_sums(N, O, w.inputs());
-    c.stat("sums", parts.sums, {parts.sums.shape[0]});
-    c.that(parts.sums.size() >= least, "sums has ", parts.sums.size(), " elements, expected ", least, " at least");
-    c.index("arrivals", parts.arrivals, {kLinearTiles});
+    if (parts.sums) parts.check(c, linear_sums(N, O, w.inputs()));
   }
   Cost cost() const {
     return {2 * x.shape[0] * w.inputs() * w.outputs() + 5 * swiglu.size() + 4 * norm.y.size(),
@@ -161,7 +180,7 @@ struct LinearFwd {
                        : swiglu                         ? kGatedTiles
                        : norm.y && N <= kNormedRows     ? kNormedTiles
                                                         : kOnePartTiles;
-    return {.flops = tile_stretch(tiles, N, O, I, multiprocessors, std::max<int64_t>(1, apart))};
+    return {.flops = tile_stretch(tiles, N, O, I, multiprocessors, {std::max<int64_t>(1, apart)})};
   }
   auto outputs() const { return std::array{results(), swiglu, norm.y, norm.rstd}; }
 
@@ -174,18 +193,22 @@ struct LinearBwdInput {
   Tensor dy;  // act [N, O], rows may be strided
   Weight w;   // [O, I]
   bool accumulate;
+  LinearParts parts = {};  // or absent; read in bf16 only, if not accumulate
   void check(Contract& c) const {
     w.check(c, "w");
     c.act("dx", dx, {dy.shape[0], w.inputs()}, c.strided);
     c.act("dy", dy, {dy.shape[0], w.outputs()}, c.strided);
+    if (parts.sums) parts.check(c, linear_turn_sums(dy.shape[0], w.inputs(), w.outputs()));
   }
   Cost cost() const {
     return {2 * dy.shape[0] * w.inputs() * w.outputs(),
             detail::total_bytes(dy, w) + (accumulate ? detail::total_bytes(dx) : 0), detail::total_bytes(dx)};
   }
   Stretch stretch(int multiprocessors) const {
-    const auto tiles = linear_parts(w.inputs(), w.outputs()) > 1 ? kPartsTiles : kOnePartTiles;
-    return {.flops = tile_stretch(tiles, dy.shape[0], w.inputs(), w.outputs(), multiprocessors)};
+    const int64_t N = dy.shape[0], O = w.outputs(), I = w.inputs(), parts_of_k = linear_parts(I, O);
+    if (parts.sums && !accumulate && linear_takes_turns(N, I, O, multiprocessors))
+      return {.flops = tile_stretch(kTurnTiles, N, I, O, multiprocessors, {parts_of_k, true})};
+    return {.flops = tile_stretch(parts_of_k > 1 ? kPartsTiles : kOnePartTiles, N, I, O, multiprocessors)};
   }
   auto outputs() const { return std::array{dx}; }
 };
