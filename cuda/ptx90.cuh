@@ -416,10 +416,8 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
 // i / 2 * 8 + t % 4 * 2) of a and the next in k.  So each of four warps has 16 rows, laid out as mma_16816 has them.
 #define WGMMA_D16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_D32 WGMMA_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define WGMMA_D64                                                                      \
-  WGMMA_D32                                                                            \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_D48 WGMMA_D32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_D64 WGMMA_D48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define WGMMA_D72 WGMMA_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define WGMMA_D80 WGMMA_D72 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define WGMMA_D96 WGMMA_D80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
@@ -438,7 +436,7 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
 template <bool kMnMajorB, bool kMnMajorA = false, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool adds = true PTX_LOC) {
   constexpr int kN = 2 * kRegisters;
-  static_assert(kN == 32 || kN == 64 || kN == 128 || kN == 144 || kN == 160 || kN == 192 || kN == 256);
+  static_assert(kN == 32 || kN == 64 || kN == 96 || kN == 128 || kN == 144 || kN == 160 || kN == 192 || kN == 256);
 #ifdef CUEMU
   cuemu::wgmma(d, kN, a, b, kMnMajorA, kMnMajorB, adds, loc);
 #else
@@ -449,6 +447,10 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64
   else if constexpr (kN == 64)
     asm volatile(WGMMA("64", WGMMA_D32, "%36", "%32, %33, add, 1, 1, %34, %35")
                  : D32(0)
+                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
+  else if constexpr (kN == 96)
+    asm volatile(WGMMA("96", WGMMA_D48, "%52", "%48, %49, add, 1, 1, %50, %51")
+                 : D32(0), D8(32), D8(40)
                  : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
   else if constexpr (kN == 128)
     asm volatile(WGMMA("128", WGMMA_D64, "%68", "%64, %65, add, 1, 1, %66, %67")
