@@ -161,7 +161,6 @@ struct WgmmaBlock {
   static constexpr int kConsumers = kRows / kDown / 64 * 4, kThreads = kConsumers * 32 + (kGives ? 128 : 32);
   static constexpr bool kAdds = std::is_same_v<typename Product::Result, float>;  // results of twice the bytes
   static constexpr bool kHead = requires(const Product& p) { p.tiles; };
-  // The parts of k are added in turn.
   static constexpr bool kInTurn = requires(const Product& p) { p.parts_in_turn; };
   // The results may be added to a residual.
   static constexpr bool kResidual = !Stage::kHalves && !kHead && !kInTurn && requires(const Product& p) { p.residual; };
@@ -282,7 +281,8 @@ __global__ void __launch_bounds__(WgmmaBlock<kRows, kColumns, kParts, Product>::
   share.blocks > 1 ? cluster_sync() : __syncthreads();  // no block is reached before its barriers are there
   await_kernel_before();
   const UnitsInTurn mine = tiles.mine();
-  const auto is_mine = [&](int t) { return t < (Block::kInTurn ? mine.end : tiles.count()); };  // not in a register
+  // If the count stayed in a register, tiles of 128 x 64 would spill.
+  const auto is_mine = [&](int t) { return t < (Block::kInTurn ? mine.end : tiles.count()); };
 
   if (warp >= Block::kConsumers) {
     if constexpr (Block::kGives) fewer_registers<40>();

@@ -433,6 +433,11 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kN], uint32_t (&a)[kSteps]
       "+f"(d[i + 7])
 #define D32(i) D8(i), D8(i + 8), D8(i + 16), D8(i + 24)
 
+#define WGMMA_OF_SHARED(n, d, add, factors, ...) \
+  asm volatile(WGMMA(n, d, add, factors)         \
+               : __VA_ARGS__                     \
+               : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}))
+
 template <bool kMnMajorB, bool kMnMajorA = false, int kRegisters>
 __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool adds = true PTX_LOC) {
   constexpr int kN = 2 * kRegisters;
@@ -441,37 +446,21 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], uint64_t a, uint64
   cuemu::wgmma(d, kN, a, b, kMnMajorA, kMnMajorB, adds, loc);
 #else
   if constexpr (kN == 32)
-    asm volatile(WGMMA("32", WGMMA_D16, "%20", "%16, %17, add, 1, 1, %18, %19")
-                 : D8(0), D8(8)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
+    WGMMA_OF_SHARED("32", WGMMA_D16, "%20", "%16, %17, add, 1, 1, %18, %19", D8(0), D8(8));
   else if constexpr (kN == 64)
-    asm volatile(WGMMA("64", WGMMA_D32, "%36", "%32, %33, add, 1, 1, %34, %35")
-                 : D32(0)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
+    WGMMA_OF_SHARED("64", WGMMA_D32, "%36", "%32, %33, add, 1, 1, %34, %35", D32(0));
   else if constexpr (kN == 96)
-    asm volatile(WGMMA("96", WGMMA_D48, "%52", "%48, %49, add, 1, 1, %50, %51")
-                 : D32(0), D8(32), D8(40)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
+    WGMMA_OF_SHARED("96", WGMMA_D48, "%52", "%48, %49, add, 1, 1, %50, %51", D32(0), D8(32), D8(40));
   else if constexpr (kN == 128)
-    asm volatile(WGMMA("128", WGMMA_D64, "%68", "%64, %65, add, 1, 1, %66, %67")
-                 : D32(0), D32(32)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
+    WGMMA_OF_SHARED("128", WGMMA_D64, "%68", "%64, %65, add, 1, 1, %66, %67", D32(0), D32(32));
   else if constexpr (kN == 144)
-    asm volatile(WGMMA("144", WGMMA_D72, "%76", "%72, %73, add, 1, 1, %74, %75")
-                 : D32(0), D32(32), D8(64)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
+    WGMMA_OF_SHARED("144", WGMMA_D72, "%76", "%72, %73, add, 1, 1, %74, %75", D32(0), D32(32), D8(64));
   else if constexpr (kN == 160)
-    asm volatile(WGMMA("160", WGMMA_D80, "%84", "%80, %81, add, 1, 1, %82, %83")
-                 : D32(0), D32(32), D8(64), D8(72)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
+    WGMMA_OF_SHARED("160", WGMMA_D80, "%84", "%80, %81, add, 1, 1, %82, %83", D32(0), D32(32), D8(64), D8(72));
   else if constexpr (kN == 192)
-    asm volatile(WGMMA("192", WGMMA_D96, "%100", "%96, %97, add, 1, 1, %98, %99")
-                 : D32(0), D32(32), D32(64)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
+    WGMMA_OF_SHARED("192", WGMMA_D96, "%100", "%96, %97, add, 1, 1, %98, %99", D32(0), D32(32), D32(64));
   else
-    asm volatile(WGMMA("256", WGMMA_D128, "%132", "%128, %129, add, 1, 1, %130, %131")
-                 : D32(0), D32(32), D32(64), D32(96)
-                 : "l"(a), "l"(b), "n"(int{kMnMajorA}), "n"(int{kMnMajorB}), "r"(int{adds}));
+    WGMMA_OF_SHARED("256", WGMMA_D128, "%132", "%128, %129, add, 1, 1, %130, %131", D32(0), D32(32), D32(64), D32(96));
 #endif
 }
 template <bool kMnMajorB, int kRegisters>
@@ -491,6 +480,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int{kMnMajorB}));
 #endif
 }
+#undef WGMMA_OF_SHARED
 #undef D32
 #undef D8
 #undef WGMMA
@@ -499,6 +489,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kRegisters], const uint32_t (&a
 #undef WGMMA_D80
 #undef WGMMA_D72
 #undef WGMMA_D64
+#undef WGMMA_D48
 #undef WGMMA_D32
 #undef WGMMA_D16
 
