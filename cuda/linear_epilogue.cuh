@@ -51,6 +51,15 @@ ResultMaps result_maps(const char* op, const Product& p) {
   return maps;
 }
 
+// Rounds to numbers of bf16, by three instructions; each alone takes two.
+__device__ __forceinline__ void round_pair(float& x, float& y) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+  uint32_t bits;
+  memcpy(&bits, &pair, 4);
+  x = __uint_as_float(bits << 16);
+  y = __uint_as_float(bits & 0xffff0000u);
+}
+
 // Returns SwiGLU of two neighbours, with the roundings of the separate ops.
 __device__ __forceinline__ __nv_bfloat162 gated(float2 gate, float2 up) {
   const auto rounded = [](float x) { return to_float(from_float<bf16>(x)); };
@@ -99,7 +108,7 @@ class Epilogue {
   // Returns true if results leave by boxes, or as sums of the vocabulary: then tiles follow one another.  The other
   // ways would take registers from the loop over tiles, so a block has one tile.
   __device__ bool has_tiles() const { return Block::kHead || by_boxes(); }
-  // Finishes one of several tiles, or in turn this part of one.  place: of the tile in its part.
+  // Finishes one of several tiles, of parts in turn with the last of them.  place: the tile's number in its part.
   __device__ __forceinline__ void finish_tile(Total& total, int2 tile, int part, int place) {
     const int row = of_warp(tile).x, column = of_warp(tile).y;
     if constexpr (Block::kInTurn)
@@ -140,7 +149,7 @@ class Epilogue {
     return {tile.x + warp / 4 * kDown * 64 + warp % 4 * 16, Block::Stage::kHalves ? tile.y / 2 : tile.y};
   }
 
-  // Adds the results of a part to those before it, in turn; returns true if they are complete.  place: the tile's.
+  // Adds a part to the sums of those before it, once they are there; returns true if it is the last.
   __device__ __forceinline__ bool add_in_turn(Accumulator<kColumns>& sum, int part, int place) {
     constexpr int kFours = kColumns / 8, kTogether = 8;  // of a lane; that are loaded at once
     const int lane = threadIdx.x % 32, warp = place * Block::kConsumers + static_cast<int>(threadIdx.x / 32);
@@ -270,7 +279,11 @@ class Epilogue {
     const int numbers = 3 * (ceil_div(p_.columns, kVocabTile) + 1);  // of a row
 #pragma unroll
     for (int m = 0; m < kDown; m++) {
-      total[m].for_each([](int, int, float& x) { x = to_float(from_float<bf16>(x)); });
+#pragma unroll
+      for (auto& x : total[m].tile) {
+        round_pair(x[0], x[1]);
+        round_pair(x[2], x[3]);
+      }
       if (p_.temperature != 1) total[m].for_each([&](int, int, float& x) { x /= p_.temperature; });
       if (column + kColumns > p_.columns)
         total[m].for_each([&](int, int c, float& x) { x = column + c < p_.columns ? x : -INFINITY; });

@@ -14,7 +14,8 @@
 // The two blocks of a cluster compute neighbouring tiles of the same columns.  Each copies its own rows of a, and half
 // of b to both: L2 supplies b once for both.  Or the blocks of a cluster compute the parts of k of one tile and leave
 // them in memory (L2); each then adds up the parts of a share of the tile.  Or a tile is one part of k, part 0 of all
-// tiles first, and warps add theirs in turn to what those of the part before have left.
+// tiles first; warps add theirs in turn to what the part before has left.  They await lower tiles alone, and all blocks
+// run at once, so each wait ends.
 //
 // Order: the sum of a part is a chain of wgmma over k16 steps, ascending from +0; one wgmma rounds like one mma.sync.
 //
@@ -196,12 +197,11 @@ struct WgmmaMaps {
 
 // The tiles of a product, numbered so that up to 16 that lie one above another are computed at a time: L2 then has
 // their rows and columns for all of them.  The blocks of a cluster share number i.  A tile may lie beyond the rows: its
-// block copies its share like any other.  In turn each part has such tiles, one part after another.
+// block copies its share like any other.  Parts in turn have all tiles each, one part after another.
 template <class Block, class Product>
 struct WgmmaTiles {
   static constexpr int kRows = Block::kTileRows, kColumns = Block::kColumns;
   static constexpr bool kInTurn = Block::kInTurn;
-
   const Product& p;
   Share share, parts;  // of a tile's blocks; of the parts of k, if those are the blocks of a cluster
 
@@ -220,7 +220,7 @@ struct WgmmaTiles {
   __device__ int part(int i) const { return kInTurn ? i / of_part() : parts.rank; }
   // Returns the number of the block's tile among those of its part.
   __device__ int place(int i) const { return i % of_part() * share.blocks + share.rank; }
-  // Returns the values of k: the first, and how many.
+  // Return the first value of k of the tile, and their number.
   __device__ int first_k(int i) const { return part(i) * p.part; }
   __device__ int depth(int i) const { return Block::kAddsParts ? p.depth : min(p.part, p.depth - first_k(i)); }
 
@@ -228,8 +228,8 @@ struct WgmmaTiles {
   __device__ UnitsInTurn mine() const {
     const int block = blockIdx.x, blocks = gridDim.x;
     if constexpr (kInTurn) {
-      if (threadIdx.x == 0 && share.rank == 0)
-        p.tickets[block] = static_cast<int>(atomicInc(p.arrivals + kLinearTiles - 1, blocks - 1));
+      unsigned* const next = p.arrivals + kLinearTiles - 1;
+      if (threadIdx.x == 0 && share.rank == 0) p.tickets[block] = static_cast<int>(atomicInc(next, blocks - 1));
       share.blocks > 1 ? cluster_sync() : __syncthreads();
       return units_in_turn(p.tickets[block], blocks, count());
     }

@@ -179,8 +179,8 @@ __device__ __forceinline__ void end_turn(int* turn, int further) {
 __device__ __forceinline__ int take_ticket(int* tickets) {
   return __shfl_sync(kAllLanes, threadIdx.x % 32 == 0 ? atomicAdd(tickets, 1) : 0, 0);
 }
-// The work of the block with this ticket: `step` units apart, each of which may await the turn of any before it.  All
-// blocks run at once, but the emulation runs one after another, so its blocks take units that follow one another.
+// The units of the block with a ticket; each may await the turn of any before it.  On a GPU all blocks run at once. The
+// emulation runs one after another, so there a block takes units that follow one another.
 struct UnitsInTurn {
   int first, end, step;
 };

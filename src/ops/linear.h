@@ -101,9 +101,9 @@ constexpr int64_t linear_parts_apart(int64_t rows, int64_t columns, int64_t dept
 constexpr int64_t linear_sums(int64_t rows, int64_t columns, int64_t depth) {
   return linear_parts_apart(rows, columns, depth) * rows * ((columns + 1) / 2 * 2);
 }
-// Dozens of parts, as of an LM head's dx, are added in turn: a block computes a part of a tile of 128 x 256, and its 8
-// warps add it to the sums that the part before has left.  Returns the elements of those sums, and of the tickets after
-// them; 0: there are tiles enough, or one part.
+// An LM head's dx has dozens of parts, which are added in turn: a block computes one part of a tile of 128 x 256, and
+// its 8 warps add it to the sums that the part before has left.  Returns the number of sums and, after them, of
+// tickets; 0: there are tiles enough, or one part.
 constexpr int64_t kTurnBlocks = 512;  // that have tickets
 constexpr int64_t linear_turn_sums(int64_t rows, int64_t columns, int64_t depth) {
   const int64_t results = (rows + 255) / 256 * 256 * ((columns + 255) / 256 * 256), warps = results / (128 * 256 / 8);

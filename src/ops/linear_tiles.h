@@ -32,8 +32,8 @@ struct WgmmaTile {
 //
 // The tiles for results whose k is one part (linear_part), or whose parts are apart; for such results of few rows that
 // are normed; for queries, keys and values that are rotated and written (KvWrite); for logits whose tiles are summed up
-// (VocabSums); for gates and ups, half of the columns each; for several parts in one tile; for such that are added in
-// turn; and for gradients.
+// (VocabSums); for gates and ups, half of the columns each; for several parts in one tile; for parts that are added
+// in turn; and for gradients.
 constexpr std::initializer_list<WgmmaTile> kOnePartTiles = {{128, 192, 2}, {128, 256, 2}, {256, 192, 2}, {64, 32},
                                                             {64, 64},      {128, 64},     {128, 128},    {128, 144},
                                                             {128, 192},    {128, 256},    {256, 144},    {256, 192}},
@@ -48,7 +48,7 @@ constexpr std::initializer_list<WgmmaTile> kOnePartTiles = {{128, 192, 2}, {128,
                                            kGradientTiles = {{128, 192, 2}, {128, 256, 2}, {256, 192, 2}, {128, 128},
                                                              {128, 192},    {128, 256},    {256, 192}};
 
-// The parts of k that have tiles of their own, or 1.  They are blocks of a cluster, or are added in turn.
+// Parts of k that have tiles of their own (1: there are none): blocks of a cluster, or added in turn.
 struct PartsApart {
   int64_t count = 1;
   bool in_turn = false;
