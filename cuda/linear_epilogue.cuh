@@ -80,8 +80,7 @@ class Epilogue {
   Share part_;          // of k; of one, if parts are not apart
   unsigned tiles_ = 0;  // that have been added to residuals
   NewSlots slots_;
-  // For addresses of boxes, which then lie in uniform registers.  If of_warp() used it too, tiles of 256 x 192 would
-  // spill.
+  // For addresses of boxes, which then lie in uniform registers.  In of_warp() it would make tiles of 256 x 192 spill.
   int warp_ = uniform(threadIdx.x / 32);
 
  public:

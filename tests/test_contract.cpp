@@ -88,6 +88,21 @@ TEST(Contract, PartsOfAProductHaveTheirMemory) {
   EXPECT_EQ(refusal(&Device::linear_fwd, a), cat("linear_fwd: arrivals is i32[7], expected i32[", kLinearTiles, "]"));
 }
 
+// Likewise for parts that are added in turn.
+TEST(Contract, PartsInTurnHaveTheirMemory) {
+  const int64_t rows = 3, inputs = 5, outputs = 4104, least = linear_turn_sums(rows, inputs, outputs);
+  ASSERT_EQ(least, 256 * 256 + kTurnBlocks);
+  LinearBwdInput a{.dx = of(DType::bf16, {rows, inputs}),
+                   .dy = of(DType::bf16, {rows, outputs}),
+                   .w = {of(DType::bf16, {weight_panels(outputs), inputs, kPanel}), outputs},
+                   .accumulate = false,
+                   .parts = {f32({least}), of(DType::i32, {kLinearTiles})}};
+  EXPECT_EQ(refusal(&Device::linear_bwd_input, a), "");
+  a.parts.sums = f32({least - 1});
+  EXPECT_EQ(refusal(&Device::linear_bwd_input, a),
+            cat("linear_bwd_input: sums has ", least - 1, " elements, expected ", least, " at least"));
+}
+
 TEST(Contract, RowsMayBeStridedWhereTheOpSaysSo) {
   RmsnormFwd a = norm(DType::f32, DType::f32);
   a.x = f32({4, 8}).columns(2, 3);

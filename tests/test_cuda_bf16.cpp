@@ -495,6 +495,13 @@ TEST(CudaBf16, TilesAreThoseOfTheModelOfTheirTime) {
     EXPECT_EQ(best_tile(kPartsTiles, p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
   for (const Product& p : {Product{17920, 1536, 4096, {128, 256, 2}}, {1536, 1536, 4096, {128, 192}}})
     EXPECT_EQ(best_tile(kGradientTiles, p.rows, p.columns, p.depth, 132), p.tile) << p.rows << " x " << p.columns;
+  // dx of an LM head: in turn while its tiles are few, by clusters if there are several waves of parts.
+  for (const int64_t rows : {256, 1024, 2304}) EXPECT_TRUE(linear_takes_turns(rows, 1536, 151936, 132)) << rows;
+  EXPECT_EQ(linear_turn_sums(1024, 1536, 151936), 1024 * 1536 + kTurnBlocks);
+  EXPECT_EQ(best_tile(kTurnTiles, 1024, 1536, 151936, 132, {38, true}), (WgmmaTile{128, 256, 2}));
+  EXPECT_FALSE(linear_takes_turns(4096, 1536, 151936, 132)) << "tiles enough";
+  EXPECT_FALSE(linear_takes_turns(1024, 1536, 2048, 132)) << "one part";
+  EXPECT_FALSE(linear_takes_turns(16, 1536, 2056, 132)) << "short parts";
   // Measured on an H100, us (tools/bench/results/h100.md), at 1755 MHz.
   const auto us = [](const Product& p) { return tile_clocks(p.rows, p.columns, p.depth, p.tile, 132) / 1755; };
   EXPECT_NEAR(us({256, 17920, 1536, {128, 256}}), 55.7, 0.1 * 55.7);
@@ -621,7 +628,7 @@ TEST(CudaBf16, PartsInTurnHaveTheSameBits) {
     EXPECT_TRUE(t["sums"].zones_intact());
   };
   for (const auto& [n, i, o, gap] : {std::array<int64_t, 4>{1, 8, 2056, 0},
-                                     {65, 264, 4104, 8},    // two tiles, the second of one column
+                                     {65, 264, 4104, 8},    // two tiles, the second of 8 columns
                                      {129, 72, 2056, 0},    // two tiles, the second of one row
                                      {257, 264, 2056, 0}})  // six tiles, or eight
     same_bits(n, i, o, gap);
